@@ -1,0 +1,7 @@
+"""`python -m flashgen`: the same as the `flashgen` command."""
+
+from __future__ import annotations
+
+from flashgen.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Benchmarks: suites, peers, and the tables they write."""

@@ -1,0 +1,182 @@
+"""Suite `specs`: every shipped spec is verified and timed on its own shapes, default schedules."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from flashgen import compiler, settings
+from flashgen.bench.accuracy import Oracle
+from flashgen.bench.ceilings import measure_ceilings
+from flashgen.bench.contest import contest
+from flashgen.bench.peers import Contestant, flashgen_attention
+from flashgen.bench.record import CaseRecord
+from flashgen.bench.run import Run
+from flashgen.bench.summary import rounded
+from flashgen.bench.tensors import Arguments, argument_bytes, draw, sets_needed
+from flashgen.bench.timing import Clock, describe
+from flashgen.bench.work import Work, count_work
+from flashgen.compiler.choose import plan, target_of, unserved_features
+from flashgen.errors import FlashgenError
+from flashgen.schedule.model import bucket_of
+from flashgen.schedule.roofline import roofline
+from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parse import load_spec
+from flashgen.spec.parts import Shape
+from flashgen.target import Target
+
+MEMORY_SHARE = 0.8  # of what is free: the oracle and the launcher need some too
+FLASHGEN = "flashgen"
+
+# Small lengths, at least one in every bucket, those first that show most.
+PROOF_Q_LENS = (259, 1, 19, 35, 3)
+PROOF_KV_LENS = (1031, 517, 261, 131, 67, 35, 19, 13, 2051, 4099, 8195, 16387)
+PROOF_BATCH = 2
+PROOF_KV_HEADS = 2
+
+
+def run_specs(run: Run, clock: Clock, device: torch.device, l2_bytes: int, *, verify: bool) -> None:
+    """Every wanted shape of every shipped spec, as far as the budget goes."""
+    specs = [load_spec(path) for path in sorted(settings.specs_dir().glob("*.yaml"))]
+    wanted = [(spec, [s for s in spec.shapes if run.wants(case_id(spec, s))]) for spec in specs]
+    wanted = [(spec, shapes) for spec, shapes in wanted if shapes]
+    if wanted:
+        run.add_ceilings(measure_ceilings(["bf16", "fp16"], clock, device))
+    target = target_of(device)
+    for spec, shapes in wanted:
+        missing = unserved_features(spec)
+        if missing:
+            run.leave_out(spec.display_name, f"not served yet: {', '.join(missing)}")
+            continue
+        verdict: dict[str, Any] | None = None
+        for shape in shapes:
+            if not run.has_time_for(case_id(spec, shape)):
+                continue
+            if verify and verdict is None:
+                run.say(f"{run.seconds:6.1f} s  {spec.display_name}: verifying")
+                verdict = verdict_of(spec, device)
+            needed = argument_bytes(spec, shape)
+            free = torch.cuda.mem_get_info(device)[0]
+            if needed > MEMORY_SHARE * free:
+                reason = f"needs {needed / 1e9:.1f} GB, of which {free / 1e9:.1f} GB are free"
+                run.leave_out(case_id(spec, shape), reason)
+                continue
+            run.add(
+                measure_shape(
+                    spec, shape, clock, device, l2_bytes, target=target, facts=verdict or {}
+                )
+            )
+    if wanted:
+        run.add_ceilings(measure_ceilings(["bf16", "fp16"], clock, device))
+
+
+def case_id(spec: AttentionSpec, shape: Shape) -> str:
+    """E.g. `llama3_8b/b1/h32:8/q8192/k8192`."""
+    return (
+        f"{spec.display_name}/b{shape.batch}/h{shape.q_heads}:{shape.kv_heads}"
+        f"/q{shape.q_len}/k{shape.kv_len}"
+    )
+
+
+def verdict_of(spec: AttentionSpec, device: torch.device) -> dict[str, Any]:
+    """What `flashgen verify` says of the schedules that serve the spec's shapes: facts for a case.
+
+    `flashgen verify` by itself goes through every schedule and all edges of its tiles, for minutes.
+    """
+    try:
+        result = compiler.verify(spec, device=str(device), shapes=proof_shapes(spec, device))
+    except FlashgenError as error:
+        return {"verified": False, "verification": describe(error)}
+    return {"verified": result.ok, "verification": result.summary}
+
+
+def proof_shapes(spec: AttentionSpec, device: torch.device) -> list[Shape]:
+    """A small shape, off every tile's edge, for each schedule that serves one of the spec's shapes."""
+    chosen = dict(plan(spec, target_of(device), has_lse=False)[0].choices)
+    needed = dict.fromkeys(chosen[bucket_of(shape.q_len, shape.kv_len)] for shape in spec.shapes)
+    found = []
+    for schedule in needed:
+        q_len, kv_len = next(
+            (q_len, kv_len)
+            for kv_len in PROOF_KV_LENS
+            for q_len in PROOF_Q_LENS
+            if chosen[bucket_of(q_len, kv_len)] == schedule
+        )
+        heads = PROOF_KV_HEADS * (spec.heads.group or 2)
+        found.append(Shape(PROOF_BATCH, heads, PROOF_KV_HEADS, q_len, kv_len))
+    return found
+
+
+def measure_shape(
+    spec: AttentionSpec,
+    shape: Shape,
+    clock: Clock,
+    device: torch.device,
+    l2_bytes: int,
+    *,
+    target: Target,
+    facts: dict[str, Any],
+    rounds: int | None = None,
+) -> CaseRecord:
+    """The default schedule of a spec on one shape."""
+    number = sets_needed(argument_bytes(spec, shape), l2_bytes)
+    sets = [draw(spec, shape, seed=seed, device=device) for seed in range(number)]
+    work = count_work(spec, shape, sets[0].inputs, kv_lens=sets[0].kv_lens, device=device)
+    with torch.no_grad():
+        oracle = Oracle(spec, shape, sets[0])
+        contestant = Contestant(FLASHGEN, lambda: flashgen_attention(spec))
+        results = contest([contestant], sets, oracle, clock, rounds=rounds)
+        extra = extra_bytes(spec, sets[0]) if results[0].error is None else None
+    record = CaseRecord(
+        id=case_id(spec, shape),
+        group=spec.display_name,
+        spec=spec.display_name,
+        shape=asdict(shape),
+        dtype=spec.dtype.q,
+        visible_pairs=work.visible_pairs,
+        matmul_flops=work.matmul_flops,
+        dram_bytes=work.dram_bytes,
+        results=results,
+        facts={
+            **facts,
+            "schedule": schedule_text(spec, shape, target),
+            "catalogue floor us": catalogue_floor_us(spec, work, target),
+            "bytes beyond output": extra,
+            "tensor sets": number,
+        },
+    )
+    del sets, oracle
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return record
+
+
+def schedule_text(spec: AttentionSpec, shape: Shape, target: Target) -> str:
+    """The schedule that serves the shape."""
+    found, _ = plan(spec, target, has_lse=False)
+    return str(dict(found.choices)[bucket_of(shape.q_len, shape.kv_len)])
+
+
+def catalogue_floor_us(spec: AttentionSpec, work: Work, target: Target) -> float:
+    """The roofline at the catalogue's rates."""
+    return rounded(roofline(work.matmul_flops, work.dram_bytes, target, spec.dtype.q).time_us)
+
+
+def extra_bytes(spec: AttentionSpec, arguments: Arguments) -> int | None:
+    """Device memory that a call takes beyond its output, at its peak; None on the CPU."""
+    device = arguments.q.device
+    if device.type != "cuda":
+        return None
+    attend = flashgen_attention(spec)
+    attend(arguments)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    out = attend(arguments)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    return max(0, peak - out.numel() * out.element_size())

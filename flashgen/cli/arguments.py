@@ -1,0 +1,56 @@
+"""Arguments that several commands share, and the spec that an argument means."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashgen import settings
+from flashgen.errors import SpecError, SpecProblem
+from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parse import load_spec
+
+SpecArgument = Annotated[
+    str,
+    typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.", show_default=False),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--target", metavar="ID", help="GPU to compile for; `flashgen list --targets`."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def shipped_specs() -> dict[str, Path]:
+    """Names of the shipped specs, sorted, and their files."""
+    return {path.stem: path for path in sorted(settings.specs_dir().glob("*.yaml"))}
+
+
+def find_spec(argument: str) -> AttentionSpec:
+    """The spec in the file `argument`, else the shipped spec of that name; its warnings are printed.
+
+    SpecError with every fault of the file; for neither file nor name, with the likely name.
+    """
+    path = Path(argument)
+    shipped = shipped_specs()
+    if path.is_dir() and argument in shipped:  # a build folder named after its spec
+        path = shipped[argument]
+    elif not path.exists() and argument in shipped:
+        path = shipped[argument]
+    elif not path.exists():
+        raise _not_found(argument, shipped)
+    spec = load_spec(path)
+    for text in spec.warnings():
+        typer.echo(f"warning: {path.name}: {text}", err=True)
+    return spec
+
+
+def _not_found(argument: str, shipped: dict[str, Path]) -> SpecError:
+    near = difflib.get_close_matches(Path(argument).stem.lower().replace("-", "_"), shipped, n=1)
+    meant = f"did you mean '{near[0]}'? " if near else ""
+    hint = f"{meant}`flashgen list` shows the shipped specs."
+    message = "no such file, and no shipped spec has this name"
+    return SpecError([SpecProblem(argument, 0, 0, "", message, hint)])

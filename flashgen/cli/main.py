@@ -1,0 +1,110 @@
+"""The `flashgen` command: which commands there are, and how an error becomes an exit code.
+
+Nothing here imports torch, triton or sympy; a command that needs them does so when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Annotated, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from flashgen import __version__
+from flashgen.cli.build import build
+from flashgen.cli.doctor import doctor
+from flashgen.cli.list import list_
+from flashgen.cli.schema import schema
+from flashgen.cli.show import show
+from flashgen.cli.verify import verify
+from flashgen.errors import FlashgenError
+
+EXIT_INTERRUPTED = 130  # as a shell reports a process ended by Ctrl-C
+
+EPILOG = (
+    "Exit codes: 0 ok, 1 other error, 2 wrong usage, 3 spec not valid, 4 not served by a kernel "
+    "family yet, 5 no schedule fits, 6 differs from the oracle, 7 source not compiled, 8 unknown "
+    "GPU, 9 wrong tensor, 130 interrupted."
+)
+
+
+class Commands(TyperGroup):
+    """All commands; errors that a user can mend end as their text and their exit code."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        warnings.showwarning = _show_warning
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except FlashgenError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:  # `flashgen list | head -1`: the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        return result
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Attention kernels from data: a spec in YAML becomes a verified, readable Triton kernel.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flashgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[  # read by its callback
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one sentence: the place in the source is of no use to who runs a command."""
+    typer.echo(f"warning: {message}", err=True)
+
+
+app.command(name="build")(build)
+app.command(name="verify")(verify)
+app.command(name="list")(list_)
+app.command(name="show")(show)
+app.command(name="schema")(schema)
+app.command(name="doctor")(doctor)
+
+
+def main() -> None:
+    """Run the command of this process's arguments; does not return."""
+    try:
+        app(prog_name="flashgen")
+    except KeyboardInterrupt:  # between two commands' own handlers
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

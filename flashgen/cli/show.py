@@ -1,0 +1,118 @@
+"""`flashgen show`: a spec's generated kernel, tile graph, loop bounds, or canonical form."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from flashgen.cli.arguments import JsonOption, SpecArgument, TargetOption, find_spec
+from flashgen.cli.output import print_json
+from flashgen.spec.model import AttentionSpec
+
+
+class View(str, Enum):
+    """What to show of a spec."""
+
+    SOURCE = "source"
+    GRAPH = "graph"
+    BOUNDS = "bounds"
+    SPEC = "spec"
+
+
+def show(
+    spec: SpecArgument,
+    graph: Annotated[bool, typer.Option("--graph", help="The tile graph.")] = False,
+    bounds: Annotated[bool, typer.Option("--bounds", help="Loop bounds over key tiles.")] = False,
+    as_spec: Annotated[bool, typer.Option("--spec", help="The spec in canonical form.")] = False,
+    target: TargetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the kernel that is generated for a spec, or what leads to it. Needs no GPU and no torch."""
+    asked = {View.GRAPH: graph, View.BOUNDS: bounds, View.SPEC: as_spec}
+    views = [view for view, wanted in asked.items() if wanted] or [View.SOURCE]
+    if len(views) > 1:
+        names = " and ".join(f"--{view.value}" for view in views)
+        raise typer.BadParameter(f"{names}: choose one")
+    found = find_spec(spec)
+    facts, text = _VIEWS[views[0]](found, target)
+    if json:
+        print_json({"name": found.display_name, "fingerprint": found.fingerprint, **facts})
+    else:
+        typer.echo(text, nl=False)
+
+
+Facts = dict[str, object]
+
+
+def _source(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+    from flashgen.codegen.render import render
+    from flashgen.compiler.choose import DEFAULT_TARGET, check_served, choose
+    from flashgen.problem import Problem
+    from flashgen.target import get_target
+
+    check_served(spec)
+    problem = Problem(spec, get_target(target or DEFAULT_TARGET))
+    choices = choose(problem, None)
+    source = render(problem, choices, has_lse=True)
+    facts: Facts = {
+        "target": problem.target.id,
+        "schedules": [{**bucket.to_dict(), **s.to_dict()} for bucket, s in choices],
+        "source": source.text,
+    }
+    return facts, source.text
+
+
+def _graph(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+    from flashgen.compiler.choose import DEFAULT_TARGET
+    from flashgen.ir.pretty import pretty
+    from flashgen.ir.verify import verify
+    from flashgen.passes.lower import lower
+    from flashgen.problem import Problem
+    from flashgen.target import get_target
+
+    graph = lower(Problem(spec, get_target(target or DEFAULT_TARGET)), return_lse=True)
+    verify(graph)
+    facts: Facts = {
+        "stage": graph.stage,
+        "loop_order": graph.loop_order,
+        "digest": graph.digest,
+        "loops": [{"name": loop.name, "trips": str(loop.trips)} for loop in graph.loops],
+        "operations": [
+            {"name": op.name, "kind": op.kind, "level": op.level, "detail": op.detail}
+            for op in graph.ordered
+        ],
+        "edges": [
+            {
+                "from": edge.producer,
+                "to": edge.consumer,
+                "tiles": [
+                    {
+                        "name": tile.name,
+                        "dtype": tile.dtype,
+                        "shape": [str(extent) for extent in tile.shape],
+                        "space": tile.space,
+                    }
+                    for tile in edge.tiles
+                ],
+            }
+            for edge in graph.edges
+        ],
+    }
+    return facts, pretty(graph)
+
+
+def _bounds(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+    from flashgen.cli.bounds import describe, facts
+    from flashgen.passes.visibility import visibility
+
+    found = visibility(spec)
+    return facts(found), describe(spec.display_name, found)
+
+
+def _spec(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+    return {"spec": spec.canonical()}, spec.to_yaml()
+
+
+_VIEWS = {View.SOURCE: _source, View.GRAPH: _graph, View.BOUNDS: _bounds, View.SPEC: _spec}

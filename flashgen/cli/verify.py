@@ -1,0 +1,32 @@
+"""`flashgen verify`: compare a spec's kernel with the fp64 oracle."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flashgen.cli.arguments import JsonOption, SpecArgument, TargetOption, find_spec
+from flashgen.cli.output import print_json, progress
+
+
+def verify(
+    spec: SpecArgument,
+    target: TargetOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1. [default: a GPU if there is one]"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare a spec's kernel with the fp64 oracle on boundary shapes."""
+    found = find_spec(spec)
+    with progress() as say:
+        say("loading torch and triton")
+        from flashgen import compiler
+
+        result = compiler.verify(found, target=target, device=device, progress=say)
+    if json:
+        print_json(result.to_dict())
+    else:
+        typer.echo(str(result))

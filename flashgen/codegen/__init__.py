@@ -1,0 +1,1 @@
+"""RenderContext and templates: a problem and its schedules become one readable module."""

@@ -1,0 +1,48 @@
+"""Spec -> callable, spec -> files, spec -> verdict. Choose schedules, then let the pipeline work."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flashgen.compiler.building import BuildResult, BuiltKernel, build
+    from flashgen.compiler.choose import check_served, compile, plan, target_of, unserved_features
+    from flashgen.compiler.verification import CaseResult, Verification, verify
+
+# Name -> module. Imported at first use: a cached kernel's first call needs `choose` alone.
+_PLACES = {
+    "BuildResult": "building",
+    "BuiltKernel": "building",
+    "build": "building",
+    "check_served": "choose",
+    "compile": "choose",
+    "plan": "choose",
+    "target_of": "choose",
+    "unserved_features": "choose",
+    "CaseResult": "verification",
+    "Verification": "verification",
+    "verify": "verification",
+}
+
+__all__ = [
+    "BuildResult",
+    "BuiltKernel",
+    "CaseResult",
+    "Verification",
+    "build",
+    "check_served",
+    "compile",
+    "plan",
+    "target_of",
+    "unserved_features",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value

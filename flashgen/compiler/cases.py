@@ -1,0 +1,183 @@
+"""Which calls a plan is verified on: lengths at the edges of its tiles, for each of its schedules.
+
+On a GPU every schedule gets all edges that its shape buckets contain. The interpreter needs about
+`SECONDS_PER_STEP` for each program and key tile, so there a few schedules get a few edges, the most
+telling first, until `INTERPRETER_STEPS` are spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from flashgen.runtime.artifact import Plan
+from flashgen.schedule.model import SINGLE_TILE_MAX, Bucket, Schedule, bucket_of
+from flashgen.spec.expr import Number, parse_expression, walk
+from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parts import Expr, Shape, Window
+
+Strides = Literal["plain", "transposed", "unaligned", "expanded", "strided"]
+STRIDES: tuple[Strides, ...] = ("plain", "unaligned", "transposed", "strided", "expanded")
+ALIGNED_STRIDES: tuple[Strides, ...] = ("plain", "transposed", "expanded")
+
+# Buckets whose schedules stand for the others: prefill and decode, long and short.
+REPRESENTATIVE = (
+    Bucket(None, None),
+    Bucket(None, SINGLE_TILE_MAX),
+    Bucket(16, None),
+    Bucket(16, 16),
+)
+ANY_GROUPS = (2, 1, 6)  # query heads per K/V head where the spec says `any`
+SECONDS_PER_STEP = 0.04  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
+INTERPRETER_STEPS = 110
+MAX_EDGE = 2**16  # mask constants beyond this are not reached by a case of their own
+MIN_EDGE = 17  # below this every case reaches them
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: sizes, the schedule that serves them, how its tensors lie in memory.
+
+    `index` turns the patterns of lengths, ids and sinks, so that cases differ in them.
+    """
+
+    schedule: Schedule
+    shape: Shape
+    strides: Strides
+    index: int
+
+    def __str__(self) -> str:
+        s = self.shape
+        heads = f"{s.q_heads}:{s.kv_heads}"
+        return f"b{s.batch} h{heads} q{s.q_len} k{s.kv_len} {self.strides}"
+
+    @property
+    def steps(self) -> int:
+        """Programs and key tiles: what the interpreter's time is proportional to."""
+        return programs(self.schedule, self.shape) * (1 + key_tiles(self.schedule, self.shape))
+
+
+def programs(schedule: Schedule, shape: Shape) -> int:
+    return -(-shape.q_len // schedule.block_m) * shape.q_heads * shape.batch
+
+
+def key_tiles(schedule: Schedule, shape: Shape) -> int:
+    return -(-shape.kv_len // schedule.block_n)
+
+
+def cases_of(
+    spec: AttentionSpec, plan: Plan, *, interpreted: bool, shapes: Sequence[Shape] | None = None
+) -> tuple[Case, ...]:
+    """The cases of a plan; `shapes`: these sizes instead of the edges of its tiles."""
+    if shapes is not None:
+        chosen = dict(plan.choices)
+        return tuple(
+            Case(chosen[bucket_of(s.q_len, s.kv_len)], s, STRIDES[index % len(STRIDES)], index)
+            for index, s in enumerate(shapes)
+        )
+    return _few(spec, plan) if interpreted else tuple(_all(spec, plan))
+
+
+def representatives(plan: Plan) -> tuple[Schedule, ...]:
+    """The schedules that stand for the others, most general first."""
+    chosen = dict(plan.choices)
+    return tuple(dict.fromkeys(chosen[bucket] for bucket in REPRESENTATIVE))
+
+
+def _all(spec: AttentionSpec, plan: Plan) -> Iterator[Case]:
+    chosen = dict(plan.choices)
+    both = representatives(plan)
+    index = 0
+    for schedule in dict.fromkeys(chosen.values()):
+        strides = STRIDES if schedule in both else ALIGNED_STRIDES
+        for q_len, kv_len in _edges(spec, schedule, plan, far=True):
+            shape = _sized(spec, q_len, kv_len, index, batch=2)
+            yield Case(schedule, shape, strides[index % len(strides)], index)
+            index += 1
+
+
+def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
+    """Round by round over the schedules, the first round whatever it costs."""
+    queues = [_edges(spec, schedule, plan, far=False) for schedule in representatives(plan)]
+    found: list[Case] = []
+    spent = 0
+    for number, cases in enumerate(zip_longest(*queues)):
+        for schedule, lengths in zip(representatives(plan), cases, strict=True):
+            if lengths is None:
+                continue
+            case = _cheapest(spec, schedule, lengths, len(found))
+            if number and spent + case.steps > INTERPRETER_STEPS:
+                continue
+            spent += case.steps
+            found.append(case)
+    return tuple(found)
+
+
+def _cheapest(
+    spec: AttentionSpec, schedule: Schedule, lengths: tuple[int, int], index: int
+) -> Case:
+    """Two batches and two K/V heads where that is cheap, one of each where it is not."""
+    strides = STRIDES[index % len(STRIDES)]
+    sizes = [(2, 2), (2, 1), (1, 2), (1, 1)]
+    for batch, kv_heads in sizes:
+        shape = _sized(spec, *lengths, index, batch=batch, kv_heads=kv_heads)
+        case = Case(schedule, shape, strides, index)
+        if case.steps <= INTERPRETER_STEPS // 8:
+            return case
+    return case
+
+
+def _sized(
+    spec: AttentionSpec, q_len: int, kv_len: int, index: int, *, batch: int, kv_heads: int = 2
+) -> Shape:
+    group = spec.heads.group or ANY_GROUPS[index % len(ANY_GROUPS)]
+    return Shape(batch, group * kv_heads, kv_heads, q_len, kv_len)
+
+
+def _edges(
+    spec: AttentionSpec, schedule: Schedule, plan: Plan, *, far: bool
+) -> list[tuple[int, int]]:
+    """(q_len, kv_len) that `schedule` serves, the most telling first, no pair twice."""
+    chosen = dict(plan.choices)
+    m, n = schedule.block_m, schedule.block_n
+    # A loop often serves only lengths beyond the single tiles': the edges of the tiles there.
+    past = -(-(SINGLE_TILE_MAX + 1) // n) * n
+    telling = [
+        (m + 1, 2 * n + 3),
+        (m + 1, past + n + 3),
+        (m - 1, n - 1),
+        (1, n),
+        (1, past + 1),
+        (1, 1),
+        (m, 0),
+        (2 * m + 3, n + 1),
+        (2 * m + 3, past - 1),
+        (m - 1, past),
+        *((1, edge + 1) for edge in edge_lengths(spec)),
+        *((m, edge + n + 3) for edge in edge_lengths(spec)),
+    ]
+    if far:
+        q_lens = (1, m - 1, m, m + 1, 2 * m + 3)
+        kv_lens = (0, 1, n - 1, n, n + 1, 2 * n + 3, past - 1, past, past + 1, past + n + 3)
+        telling += [(q, kv_lens[(i + j) % len(kv_lens)]) for i, q in enumerate(q_lens) for j in range(4)]
+        telling += [(m + 1, kv_len) for kv_len in kv_lens]
+    return [
+        lengths
+        for lengths in dict.fromkeys(telling)
+        if chosen[bucket_of(*lengths)] == schedule
+    ]
+
+
+def edge_lengths(spec: AttentionSpec) -> tuple[int, ...]:
+    """Distances at which the mask changes, beyond those that every case reaches: window sides, and
+    numbers in expressions."""
+    found: set[int] = set()
+    for item in spec.mask:
+        if isinstance(item, Window):
+            found |= {side for side in (item.left, item.right) if side is not None}
+        if isinstance(item, Expr):
+            numbers = (n.value for n in walk(parse_expression(item.expr)) if isinstance(n, Number))
+            found |= {value for value in numbers if isinstance(value, int)}
+    return tuple(sorted(edge for edge in found if MIN_EDGE <= edge <= MAX_EDGE))

@@ -1,0 +1,142 @@
+"""Spec -> callable, spec -> files, spec -> verdict: choose schedules, then let the pipeline work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashgen.codegen.digest import generator_digest
+from flashgen.errors import NotServedError, TargetError
+from flashgen.fingerprint import fingerprint
+from flashgen.runtime import artifact
+from flashgen.runtime.said import say_once
+from flashgen.schedule.model import Bucket, Schedule, all_buckets
+from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parts import Paged
+from flashgen.target import TARGETS, Target, get_target, target_from_device_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from flashgen.problem import Problem
+    from flashgen.runtime.artifact import Plan
+    from flashgen.runtime.launch import Attention
+
+# Whose schedules serve CPU tensors, and builds without a named target and without a GPU.
+DEFAULT_TARGET = "nvidia-h200"
+
+
+def compile(  # noqa: A001 -- the public name; a module-level builtin is not needed here
+    spec: AttentionSpec,
+    *,
+    target: str | Target | None = None,
+    schedule: Schedule | None = None,
+    return_lse: bool = False,
+    tune: str | None = None,
+) -> Attention:
+    """A callable `(q, k, v, **inputs) -> out`, or `(out, lse)` with `return_lse`.
+
+    target: a GPU id (`flashgen list --targets`) or None, the GPU that the tensors are on; schedule:
+    one schedule for all lengths instead of the chosen ones. Nothing is generated or compiled before
+    the first call. Raises NotServedError for a spec that no kernel family serves, ScheduleError for
+    one that fits no tile.
+    """
+    from flashgen.runtime.launch import Attention
+
+    check_served(spec)
+    if tune is not None:
+        raise NotServedError(spec.display_name, [f"tune={tune!r}"])
+    fixed = _as_target(target)
+
+    def plan_for(device: torch.device) -> tuple[Plan, Path]:
+        return plan(spec, fixed or target_of(device), schedule=schedule, has_lse=return_lse)
+
+    return Attention(spec, plan_for, return_lse=return_lse)
+
+
+def unserved_features(spec: AttentionSpec) -> tuple[str, ...]:
+    """Features of a valid spec that no kernel family here serves; empty where it can be built."""
+    operands = {spec.dtype.q, spec.dtype.kv}
+    found = {
+        "kv_cache: paged": isinstance(spec.kv_cache, Paged),
+        "layout: packed": spec.layout == "packed",
+        "dtype: fp8_e4m3": "fp8_e4m3" in {*operands, spec.dtype.out},
+        "different dtypes of q and kv": len(operands) > 1,
+        "dropout": spec.dropout > 0,
+        "loop_order: flash1": spec.loop_order == "flash1",
+    }
+    return tuple(name for name, present in found.items() if present)
+
+
+def check_served(spec: AttentionSpec) -> None:
+    """NotServedError with every feature that is not served."""
+    missing = unserved_features(spec)
+    if missing:
+        raise NotServedError(spec.display_name, missing)
+
+
+def plan(
+    spec: AttentionSpec, target: Target, *, schedule: Schedule | None = None, has_lse: bool
+) -> tuple[Plan, Path]:
+    """The generated module for a target, from the disk cache or made now, and its path."""
+    key = fingerprint(
+        {
+            "spec": spec.fingerprint,
+            "name": spec.display_name,
+            "target": target.id,
+            "schedule": schedule and schedule.to_dict(),
+            "has_lse": has_lse,
+            "generator": generator_digest(),
+        }
+    )
+
+    def build() -> Plan:
+        from flashgen import pipeline
+        from flashgen.problem import Problem
+
+        problem = Problem(spec, target)
+        choices = choose(problem, schedule)
+        origin = "given" if schedule else "default"
+        return pipeline.generate(problem, choices, has_lse=has_lse, origin=origin)
+
+    return artifact.fetch(spec.display_name, key, build)
+
+
+def choose(problem: Problem, schedule: Schedule | None) -> list[tuple[Bucket, Schedule]]:
+    """The schedule of every shape bucket: the given one, or the untuned best guess."""
+    from flashgen.schedule.space import check, default_schedule
+
+    if schedule is None:
+        return [(bucket, default_schedule(problem, bucket)) for bucket in all_buckets()]
+    rejection = check(schedule, problem)
+    if rejection:
+        from flashgen.errors import ScheduleError
+
+        raise ScheduleError(f"schedule {schedule}: {rejection}", [rejection])
+    return [(bucket, schedule) for bucket in all_buckets()]
+
+
+def target_of(device: torch.device) -> Target:
+    """The catalogue's entry for the GPU `device` is, or for a near relative, which is said."""
+    if device.type == "cpu":
+        return get_target(DEFAULT_TARGET)
+    import torch
+
+    name = torch.cuda.get_device_name(device)
+    known = target_from_device_name(name)
+    if known:
+        return known
+    major, minor = torch.cuda.get_device_capability(device)
+    relatives = [t for t in TARGETS.values() if t.vendor == "nvidia" and t.compute_capability == 10 * major + minor]
+    if not relatives:
+        raise TargetError(
+            f"{name} (compute capability {major}.{minor}) is not in the catalogue\n"
+            "  hint: pass target= with the id of a GPU that is like it; `flashgen list --targets` shows them."
+        )
+    nearest = min(relatives, key=lambda t: (t.smem_per_block_bytes, t.sm_count))
+    say_once(f"{name} is not in the catalogue; schedules of {nearest.id} are used (same compute capability)")
+    return nearest
+
+
+def _as_target(target: str | Target | None) -> Target | None:
+    return get_target(target) if isinstance(target, str) else target

@@ -1,0 +1,1 @@
+"""Plans become callables: the disk cache, loading, launching, interpreting, merging."""

@@ -1,0 +1,113 @@
+"""Compile a generated kernel without its GPU, and read what the compiler reports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flashgen.errors import CompileError, TargetError
+from flashgen.target import Target
+
+# What Triton's launcher types are called in a signature.
+_ANNOTATED = {"int32": "i32", "int64": "i64", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel as the back end left it.
+
+    smem_bytes: shared memory of one program; regs_per_thread, spill_bytes: of the machine code (None:
+    the back end does not say); binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn.
+    """
+
+    entry: str
+    smem_bytes: int
+    regs_per_thread: int | None
+    spill_bytes: int | None
+    assembly_kind: str
+    assembly: str
+    binary_kind: str
+    binary: bytes
+
+
+def compile_ahead(
+    module: ModuleType, entry: str, pointers: dict[str, str], options: dict[str, int], align: int, target: Target
+) -> CompiledKernel:
+    """Compile `entry` of a generated module for `target`, which need not be here.
+
+    pointers: Triton's pointer type of each `*_ptr` parameter (`*bf16`); options: tile and warps.
+    """
+    kernel = getattr(module, entry)
+    constants: dict[str, int] = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
+    launch = {n: v for n, v in options.items() if not n.isupper()}
+    signature = {p.name: _parameter_type(p, pointers) for p in kernel.params}
+    source = ASTSource(kernel, signature, constexprs={(kernel.arg_names.index(n),): v for n, v in constants.items()})
+    try:
+        compiled = triton.compile(source, target=_gpu_target(target), options=launch)
+    except Exception as error:  # Triton raises many kinds, from Python and from LLVM
+        raise CompileError(f"{entry} for {target.id}: {type(error).__name__}: {error}\n  hint: the source is {module.__file__}") from error
+    return _report(entry, compiled)
+
+
+def _parameter_type(parameter: Any, pointers: dict[str, str]) -> str:
+    if parameter.is_constexpr:
+        return "constexpr"
+    if parameter.name in pointers:
+        return pointers[parameter.name]
+    return _ANNOTATED[parameter.annotation.split(".")[-1]] if "." in parameter.annotation else parameter.annotation_type
+
+
+def _gpu_target(target: Target) -> GPUTarget:
+    if target.vendor == "nvidia":
+        return GPUTarget("cuda", target.compute_capability, 32)
+    if target.vendor == "amd":
+        return GPUTarget("hip", target.arch, 64)
+    raise TargetError(f"{target.id}: Triton has no back end for {target.vendor}")
+
+
+def _report(entry: str, compiled: Any) -> CompiledKernel:
+    kinds = {"cubin": "ptx", "hsaco": "amdgcn"}
+    binary_kind = next(kind for kind in kinds if kind in compiled.asm)
+    assembly_kind = kinds[binary_kind]
+    assembly, binary = compiled.asm[assembly_kind], compiled.asm[binary_kind]
+    usage = _nvidia_usage(binary) if binary_kind == "cubin" else _amd_usage(assembly)
+    return CompiledKernel(
+        entry=entry,
+        smem_bytes=compiled.metadata.shared,
+        regs_per_thread=usage[0],
+        spill_bytes=usage[1],
+        assembly_kind=assembly_kind,
+        assembly=assembly,
+        binary_kind=binary_kind,
+        binary=binary,
+    )
+
+
+def _nvidia_usage(cubin: bytes) -> tuple[int | None, int | None]:
+    """(registers, stack bytes) from the cuobjdump that Triton brings; the stack holds the spills."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=False
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+)", text), re.search(r"STACK:(\d+)", text)
+    return (int(registers[1]) if registers else None), (int(stack[1]) if stack else None)
+
+
+def _amd_usage(assembly: str) -> tuple[int | None, int | None]:
+    registers = re.search(r"\.vgpr_count:\s+(\d+)", assembly)
+    spills = re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)
+    return (int(registers[1]) if registers else None), (4 * int(spills[1]) if spills else None)

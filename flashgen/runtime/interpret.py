@@ -1,0 +1,78 @@
+"""Run generated kernels on CPU tensors, through Triton's interpreter, in a process that also compiles.
+
+Triton decides at import whether its own library functions (tl.max, tl.cdiv, …) are compiled or
+interpreted. Here they are interpreted for the length of one launch and put back, so that one process
+can do both. With TRITON_INTERPRET=1 in the environment there is nothing to swap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from flashgen.errors import FlashgenError
+
+_LOCK = threading.RLock()
+
+
+def check_interpreter() -> None:
+    """Triton 3.6's interpreter fails in any loop with run-time bounds under numpy >= 2.4."""
+    if _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 4):
+        raise FlashgenError(
+            f"CPU tensors run in Triton's interpreter, and that of triton {triton.__version__} fails "
+            f"with numpy {np.__version__}\n  hint: pip install 'numpy<2.4', or use triton >= 3.7."
+        )
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+@cache
+def _library_functions() -> tuple[tuple[ModuleType, str, object, object], ...]:
+    """(module, name, compiled, interpreted) of each of Triton's library functions."""
+    from triton.language import standard
+
+    interpreted: dict[int, InterpretedFunction] = {}
+    found = []
+    for module in (standard, tl):
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction):
+                twin = interpreted.setdefault(id(value), InterpretedFunction(value.fn))
+                found.append((module, name, value, twin))
+    return tuple(found)
+
+
+@contextmanager
+def interpreting() -> Iterator[None]:
+    """Triton's decorators and library functions interpret inside this block; one thread at a time."""
+    with _LOCK:
+        if knobs.runtime.interpret:  # inside another such block, or TRITON_INTERPRET is set
+            yield
+            return
+        with knobs.runtime.scope(), np.errstate(all="ignore"), _library_interpreted():
+            knobs.runtime.interpret = True
+            yield
+
+
+@contextmanager
+def _library_interpreted() -> Iterator[None]:
+    swaps = _library_functions()
+    for module, name, _, twin in swaps:
+        setattr(module, name, twin)
+    try:
+        yield
+    finally:
+        for module, name, compiled, _ in swaps:
+            setattr(module, name, compiled)

@@ -1,0 +1,167 @@
+"""The callable: check the tensors, choose a schedule by their lengths, launch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from flashgen.dtypes import get_dtype
+from flashgen.errors import TensorError
+from flashgen.runtime.artifact import Plan
+from flashgen.runtime.check import Sizes, check_call
+from flashgen.runtime.load import load_module
+from flashgen.runtime.said import say_once
+from flashgen.schedule.model import Bucket, Schedule, bucket_of
+from flashgen.spec.model import AttentionSpec
+
+MAX_PROGRAMS = 2**31 - 1  # CUDA: grid dimension x, all compute capabilities
+PlanFor = Callable[[torch.device], tuple[Plan, Path]]
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A plan on one device: its module and, for each bucket, kernel and launch options."""
+
+    plan: Plan
+    module: ModuleType
+    launches: Mapping[Bucket, tuple[Schedule, object, Mapping[str, int]]]
+
+
+class Attention:
+    """A compiled attention: `(q, k, v, *, <declared inputs>, sink=, kv_lens=) -> out` or `(out, lse)`.
+
+    q, k, v: [batch, heads, len, dim] (layout bshd: [batch, len, heads, dim]), any strides, on any GPU,
+    or on the CPU, where Triton's interpreter runs the same kernels. out has q's layout and is
+    contiguous; lse is [batch, q_heads, q_len], fp32, natural logarithm. Raises TensorError for
+    arguments that do not fit the spec. Kernels compile at the first call that needs them.
+    """
+
+    def __init__(self, spec: AttentionSpec, plan_for: PlanFor, *, return_lse: bool) -> None:
+        self.spec = spec
+        self.return_lse = return_lse
+        self._plan_for = plan_for
+        self._loaded: dict[torch.device, Loaded] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"Attention({self.spec.display_name}, return_lse={self.return_lse})"
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: object
+    ) -> Result:
+        sizes = check_call(self.spec, q, k, v, others)
+        out, lse = self.empty_outputs(sizes, q)
+        if q.device.type == "cpu":
+            say_once(
+                "q is on the CPU: the kernel runs in Triton's interpreter, which is slow and computes "
+                "bf16 in fp32. Move the tensors to a GPU for speed."
+            )
+            self._interpret(sizes, q, k, v, others, out, lse)
+        else:
+            self.launch(sizes, q, k, v, others, out, lse)
+        return (out, lse) if self.return_lse else out
+
+    def empty_outputs(self, sizes: Sizes, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Uninitialised out (contiguous, in q's layout) and lse."""
+        out_dtype = getattr(torch, get_dtype(self.spec.dtype.out).torch_name)
+        out = torch.empty(*q.shape[:3], self.spec.head_dim.v, dtype=out_dtype, device=q.device)
+        rows = (sizes.batch, sizes.num_q_heads, sizes.q_len) if self.return_lse else (0,)
+        return out, torch.empty(rows, dtype=torch.float32, device=q.device)
+
+    def launch(
+        self,
+        sizes: Sizes,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        others: Mapping[str, object],
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Fill out and lse; nothing is launched where they are empty."""
+        if out.numel() == 0 and sizes.batch * sizes.num_q_heads * sizes.q_len == 0:
+            return
+        loaded = self._on(q.device)
+        schedule, kernel, options = loaded.launches[bucket_of(sizes.q_len, sizes.kv_len)]
+        programs = -(-sizes.q_len // schedule.block_m) * sizes.num_q_heads * sizes.batch
+        if programs > MAX_PROGRAMS:
+            raise TensorError("q", f"{programs} query tiles", f"at most {MAX_PROGRAMS} in one call")
+        arguments = [others[name] for name in loaded.plan.arguments]
+        outputs = (out, lse) if self.return_lse else (out,)
+        # Triton compiles at the first launch of a variant, and that is not thread safe.
+        with self._lock, _device(q.device):
+            loaded.module.run(kernel, options, q, k, v, *arguments, *outputs)
+
+    def _on(self, device: torch.device) -> Loaded:
+        loaded = self._loaded.get(device)
+        if loaded is None:
+            with self._lock:
+                loaded = self._loaded.get(device) or self._load(device)
+                self._loaded[device] = loaded
+        return loaded
+
+    def _load(self, device: torch.device) -> Loaded:
+        from flashgen.codegen.options import options
+
+        plan, path = self._plan_for(device)
+        module = load_module(path, interpreted=device.type == "cpu")
+        entries = dict(plan.entries)
+        launches = {
+            bucket: (schedule, getattr(module, entries[schedule.kernel]), options(schedule))
+            for bucket, schedule in plan.choices
+        }
+        return Loaded(plan, module, launches)
+
+    def _interpret(
+        self,
+        sizes: Sizes,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        others: Mapping[str, object],
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """The same kernels on the CPU; bf16 is computed in fp32, since interpreted tl.dot is wrong in it."""
+        wide_out = out.float() if out.dtype == torch.bfloat16 else out
+        wide = {name: _widened(value) for name, value in others.items()}
+        self.interpret(sizes, _widened(q), _widened(k), _widened(v), wide, wide_out, lse)
+        if wide_out is not out:
+            out.copy_(wide_out)
+
+    def interpret(
+        self,
+        sizes: Sizes,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        others: Mapping[str, object],
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """As `launch`, in Triton's interpreter, for CPU tensors; none of them may be bf16."""
+        from flashgen.runtime.interpret import check_interpreter, interpreting
+
+        check_interpreter()
+        with interpreting():
+            self.launch(sizes, q, k, v, others, out, lse)
+
+
+def _widened(value: object) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value  # type: ignore[return-value]
+
+
+def _device(device: torch.device) -> AbstractContextManager[object]:
+    """Make `device` current, at no cost where it is."""
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -1,0 +1,33 @@
+"""Plan -> module: import a generated file, for compiling or for interpreting."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from flashgen.errors import CompileError
+from flashgen.runtime.interpret import interpreting
+
+
+def load_module(path: Path, *, interpreted: bool) -> ModuleType:
+    """Import the generated module at `path`; kernels of an interpreted one run on the CPU.
+
+    Triton reads a kernel's source from its file, so the file stays where it is.
+    """
+    if interpreted:
+        with interpreting():
+            return _import(path, "interpreted")
+    return _import(path, "compiled")
+
+
+def _import(path: Path, mode: str) -> ModuleType:
+    name = f"flashgen_generated.{path.parent.name}.{mode}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise CompileError(f"{path}: the generated module cannot be imported")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module

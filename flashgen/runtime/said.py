@@ -1,0 +1,21 @@
+"""Warnings that are shown once in a process: nothing falls back silently, nothing nags."""
+
+from __future__ import annotations
+
+import warnings
+
+from flashgen.errors import FlashgenWarning
+
+_SAID: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """Warn with `text` the first time it comes up in this process."""
+    if text not in _SAID:
+        _SAID.add(text)
+        warnings.warn(text, FlashgenWarning, stacklevel=3)
+
+
+def forget() -> None:
+    """Say everything again; for tests."""
+    _SAID.clear()

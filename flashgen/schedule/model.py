@@ -1,0 +1,172 @@
+"""Schedules, the reasons why one is rejected, and shape buckets: plain data, no heavy imports.
+
+This module is on the path of every warm call (a call's lengths choose a bucket, a bucket a schedule
+and a kernel), so it imports neither SymPy nor networkx.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import total_ordering
+from typing import Literal
+
+from flashgen.errors import ScheduleError
+
+Family = Literal["triton"]
+KernelKind = Literal["loop", "single_tile"]
+LoopOrder = Literal["flash2", "flash1"]
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "family": ("triton",),
+    "kernel": ("loop", "single_tile"),
+    "loop_order": ("flash2", "flash1"),
+}
+
+
+@total_ordering
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a kernel is cut into tiles and warps; everything that codegen may choose, and no more.
+
+    `block_m` query rows and `block_n` keys make one tile. `kernel` "single_tile" handles at most
+    `block_n` keys, without a key loop and without rescaling; "loop" any number. `num_stages` is the
+    depth of the software pipeline over key tiles. `maxnreg` caps registers per thread (None: the
+    compiler's choice). Schedules sort by their fields in the order given here.
+    """
+
+    family: Family = "triton"
+    kernel: KernelKind = "loop"
+    loop_order: LoopOrder = "flash2"
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    maxnreg: int | None = None
+
+    def to_dict(self) -> dict[str, str | int | None]:
+        """A JSON-able dict with every field, in declaration order."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Schedule:
+        """The inverse of `to_dict`; ScheduleError names the first field that is wrong."""
+        known = [f.name for f in fields(cls)]
+        for name in data:
+            if name not in known:
+                raise ScheduleError(f"schedule.{name}: unknown field, known: {', '.join(known)}")
+        for name, allowed in _CHOICES.items():
+            if name in data and data[name] not in allowed:
+                raise ScheduleError(
+                    f"schedule.{name}: must be one of {', '.join(allowed)} (got {data[name]!r})"
+                )
+        for name in ("block_m", "block_n", "num_warps", "num_stages", "maxnreg"):
+            value = data.get(name)
+            if name == "maxnreg" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ScheduleError(f"schedule.{name}: must be a positive integer (got {value!r})")
+        return cls(**data)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """One line, e.g. `loop flash2 128x64 8 warps 3 stages maxnreg 128`."""
+        cap = "" if self.maxnreg is None else f" maxnreg {self.maxnreg}"
+        return (
+            f"{self.kernel} {self.loop_order} {self.block_m}x{self.block_n} "
+            f"{self.num_warps} warps {self.num_stages} stages{cap}"
+        )
+
+    def _key(self) -> tuple[str | int, ...]:
+        return tuple(0 if value is None else value for value in asdict(self).values())
+
+    def __lt__(self, other: object) -> bool:
+        return self._key() < other._key() if isinstance(other, Schedule) else NotImplemented
+
+
+# What a target has a limited amount of, and the unit in which messages give it.
+_RESOURCES = {
+    "smem_bytes": " B",
+    "regs_per_thread": " registers",
+    "threads_per_block": " threads",
+    "tmem_columns": " columns",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Rejection:
+    """Why a schedule cannot be used: a quantity, how much of it is needed, how much there is.
+
+    `relation` says how `required` should have stood to `limit`: a resource or an upper bound is
+    exceeded ("at most"), a lower bound missed ("at least"); the other two need no limit.
+    """
+
+    reason: str
+    required: int
+    limit: int
+    relation: Literal["at most", "at least", "power of two", "as in the spec"] = "at most"
+
+    def __str__(self) -> str:
+        unit = _RESOURCES.get(self.reason, "")
+        if self.relation == "at most" and self.reason in _RESOURCES:
+            return f"{self.reason}: needs {self.required}{unit}, target has {self.limit}{unit}"
+        if self.relation == "power of two":
+            return f"{self.reason}: must be a power of two (got {self.required})"
+        if self.relation == "as in the spec":
+            return f"{self.reason}: the spec asks for another one"
+        return f"{self.reason}: must be {self.relation} {self.limit} (got {self.required})"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A range of shapes that share one schedule: up to `q_len_max` rows and `kv_len_max` keys.
+
+    None means no upper limit. Buckets of at most `SINGLE_TILE_MAX` keys prefer the kernel that
+    holds all keys in one tile.
+    """
+
+    q_len_max: int | None
+    kv_len_max: int | None
+
+    @property
+    def kernel(self) -> KernelKind:
+        """The kind of kernel that this bucket prefers (one that fits may not exist)."""
+        short = self.kv_len_max is not None and self.kv_len_max <= SINGLE_TILE_MAX
+        return "single_tile" if short else "loop"
+
+    def to_dict(self) -> dict[str, int | None]:
+        return {"q_len_max": self.q_len_max, "kv_len_max": self.kv_len_max}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Bucket:
+        """The inverse of `to_dict`; ScheduleError for a bucket that `bucket_of` never returns."""
+        for row in _BUCKETS:
+            for bucket in row:
+                if data == bucket.to_dict():
+                    return bucket
+        raise ScheduleError(f"bucket: unknown shape bucket {dict(data)!r}")
+
+    def __str__(self) -> str:
+        rows = "any" if self.q_len_max is None else f"<= {self.q_len_max}"
+        keys = "any" if self.kv_len_max is None else f"<= {self.kv_len_max}"
+        return f"q_len {rows}, kv_len {keys}"
+
+
+SINGLE_TILE_MAX = 128
+Q_LEN_LIMITS: tuple[int, ...] = (16, 32, 64)
+KV_LEN_LIMITS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+_BUCKETS: tuple[tuple[Bucket, ...], ...] = tuple(
+    tuple(Bucket(q_max, kv_max) for kv_max in (*KV_LEN_LIMITS, None))
+    for q_max in (*Q_LEN_LIMITS, None)
+)
+
+
+def bucket_of(q_len: int, kv_len: int) -> Bucket:
+    """The smallest bucket that holds `q_len` query rows and `kv_len` keys (0 is a length)."""
+    return _BUCKETS[bisect_left(Q_LEN_LIMITS, q_len)][bisect_left(KV_LEN_LIMITS, kv_len)]
+
+
+def all_buckets() -> tuple[Bucket, ...]:
+    """Every bucket that `bucket_of` can return, from small to large."""
+    return tuple(bucket for row in _BUCKETS for bucket in row)

@@ -1,0 +1,395 @@
+"""The single statement of what is feasible: tuner, default and stored configs all ask here.
+
+`check` says why a schedule cannot be used; `enumerate_space` applies it to a grid;
+`default_schedule` picks from what is left without measuring anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from flashgen.errors import ScheduleError
+from flashgen.ir.symbols import BLOCK_M, BLOCK_N, HEAD_DIM_QK_PADDED, HEAD_DIM_V_PADDED
+from flashgen.problem import MIN_TILE_DIM, Problem
+from flashgen.schedule.budget import Budget, MatmulUnit, budget
+from flashgen.schedule.model import Bucket, Rejection, Schedule
+
+# The family's tiles hold whole rows of q, k and v; wider ones were never calibrated or compiled.
+MAX_HEAD_DIM = 512
+MAX_STAGES = 4
+# fp32 matmuls are unrolled over the keys of a tile: 128 of them spill 6 KB and more per thread.
+FMA_MAX_BLOCK_N = 64
+TMEM_COLUMNS = 512  # per SM of sm_100: 512 columns of 128 lanes, 4 bytes each
+
+BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256)
+WARPS: tuple[int, ...] = (4, 8)
+STAGES: tuple[int, ...] = (1, 2, 3, 4)
+LAYOUT_HINT_HEAD_DIM = 512  # from here on, a head dim is more likely a length in the wrong place
+
+
+@dataclass(frozen=True)
+class Space:
+    """All schedules of a grid: those that can be used, and those that cannot with the reason."""
+
+    feasible: tuple[Schedule, ...]
+    rejections: tuple[tuple[Schedule, Rejection], ...]
+
+    def grouped(self) -> dict[str, tuple[tuple[Schedule, Rejection], ...]]:
+        """Rejections by reason, most frequent reason first."""
+        groups: dict[str, list[tuple[Schedule, Rejection]]] = {}
+        for schedule, rejection in self.rejections:
+            groups.setdefault(rejection.reason, []).append((schedule, rejection))
+        ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+        return {reason: tuple(found) for reason, found in ordered}
+
+
+def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) -> Rejection | None:
+    """Why `schedule` cannot be used for `problem` (on shapes of `bucket`), or None if it can."""
+    for rule in (_check_shape, _check_kernel, _check_matmul):
+        rejection = rule(schedule, problem, bucket)
+        if rejection is not None:
+            return rejection
+    return _check_resources(schedule, problem)
+
+
+@cache
+def enumerate_space(problem: Problem, bucket: Bucket) -> Space:
+    """Every schedule of the grid for `bucket`, checked: sorted, so the same in every process."""
+    feasible: list[Schedule] = []
+    rejections: list[tuple[Schedule, Rejection]] = []
+    for schedule in sorted(_grid(problem, bucket)):
+        rejection = check(schedule, problem, bucket)
+        if rejection is None:
+            feasible.append(schedule)
+        else:
+            rejections.append((schedule, rejection))
+    if not feasible and bucket.kernel == "single_tile":
+        return _as_loop(problem, bucket, rejections)
+    return Space(tuple(feasible), tuple(rejections))
+
+
+@cache
+def default_schedule(problem: Problem, bucket: Bucket) -> Schedule:
+    """The untuned choice: a measured one where there is one, else the least estimated cost.
+
+    Short buckets share the choice of a coarser one, so that a build compiles few kernels.
+    ScheduleError, with all rejections, says which tile is too large and what would fit.
+    """
+    coarser = _coarser(bucket)
+    if coarser != bucket:
+        return default_schedule(problem, coarser)
+    for schedule in _measured(problem, bucket):
+        if check(schedule, problem, bucket) is None:
+            return schedule
+    space = enumerate_space(problem, bucket)
+    if not space.feasible:
+        raise ScheduleError(_nothing_fits(problem, bucket, space), space.rejections)
+    if bucket.kernel == "single_tile" and space.feasible[0].kernel == "loop":
+        return default_schedule(problem, Bucket(bucket.q_len_max, None))
+    return min(space.feasible, key=lambda schedule: (_cost(schedule, problem), schedule))
+
+
+# **** the grid ****
+
+
+def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
+    rows = [m for m in BLOCKS if bucket.q_len_max is None or m <= bucket.q_len_max]
+    if bucket.kernel == "single_tile":
+        assert bucket.kv_len_max is not None
+        for block_m in rows:
+            for num_warps in WARPS:
+                yield Schedule(
+                    kernel="single_tile",
+                    block_m=block_m,
+                    block_n=bucket.kv_len_max,
+                    num_warps=num_warps,
+                    num_stages=1,
+                )
+        return
+    caps = (None, 128) if _has_two_blocks_per_sm(problem) else (None,)
+    for block_m in rows:
+        for block_n in BLOCKS:
+            for num_warps in WARPS:
+                for num_stages in STAGES:
+                    for maxnreg in caps:
+                        yield Schedule(
+                            block_m=block_m,
+                            block_n=block_n,
+                            num_warps=num_warps,
+                            num_stages=num_stages,
+                            maxnreg=maxnreg,
+                        )
+
+
+def _as_loop(
+    problem: Problem, bucket: Bucket, rejections: list[tuple[Schedule, Rejection]]
+) -> Space:
+    """The loop kernel handles any number of keys: what is left where one tile is too large."""
+    loop = enumerate_space(problem, Bucket(bucket.q_len_max, None))
+    return Space(loop.feasible, (*rejections, *loop.rejections))
+
+
+def _has_two_blocks_per_sm(problem: Problem) -> bool:
+    """Whether a cap of 128 registers, for two programs per SM, can pay: d <= 64 on sm_90."""
+    narrow = max(problem.head_dim_qk_padded, problem.head_dim_v_padded) <= 64
+    return problem.target.arch == "sm_90" and narrow
+
+
+# **** feasibility ****
+
+
+def _check_shape(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
+    """Numbers that no kernel of the family can have, whatever the problem."""
+    for name in ("block_m", "block_n", "num_warps"):
+        value = getattr(schedule, name)
+        if value < 1 or value & (value - 1):
+            return Rejection(name, value, 0, "power of two")
+    for name in ("block_m", "block_n"):
+        if getattr(schedule, name) < MIN_TILE_DIM:
+            return Rejection(name, getattr(schedule, name), MIN_TILE_DIM, "at least")
+    threads = schedule.num_warps * problem.target.warp_size
+    if threads > problem.target.max_threads_per_block:
+        return Rejection("threads_per_block", threads, problem.target.max_threads_per_block)
+    if schedule.num_stages < 1:
+        return Rejection("num_stages", schedule.num_stages, 1, "at least")
+    if schedule.num_stages > MAX_STAGES:
+        return Rejection("num_stages", schedule.num_stages, MAX_STAGES)
+    return None
+
+
+def _check_kernel(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
+    """A single tile has no pipeline and must hold all keys of the bucket."""
+    wanted = "flash1" if problem.spec.loop_order == "flash1" else "flash2"
+    if schedule.loop_order != wanted:
+        return Rejection("loop_order", 0, 0, "as in the spec")
+    if schedule.kernel == "loop":
+        return None
+    if schedule.num_stages > 1:
+        return Rejection("num_stages of a single tile", schedule.num_stages, 1)
+    if bucket is not None and (bucket.kv_len_max is None or bucket.kv_len_max > schedule.block_n):
+        least = bucket.kv_len_max if bucket.kv_len_max is not None else schedule.block_n + 1
+        return Rejection("block_n of a single tile", schedule.block_n, least, "at least")
+    return None
+
+
+def _check_matmul(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
+    """What the matmul instructions and the family's tiles allow."""
+    widest = max(problem.head_dim_qk, problem.head_dim_v)
+    if widest > MAX_HEAD_DIM:
+        return Rejection("head_dim", widest, MAX_HEAD_DIM)
+    if problem.kv_elem_bytes == 1 and schedule.block_n < 2 * MIN_TILE_DIM:
+        return Rejection("block_n", schedule.block_n, 2 * MIN_TILE_DIM, "at least")
+    fma = budget(problem, schedule.kernel).unit(schedule) == "fma"
+    if fma and schedule.block_n > FMA_MAX_BLOCK_N:
+        return Rejection("block_n of fp32 matmuls", schedule.block_n, FMA_MAX_BLOCK_N)
+    return None
+
+
+def _check_resources(schedule: Schedule, problem: Problem) -> Rejection | None:
+    """Shared memory, tensor memory and registers against the target's limits."""
+    target = problem.target
+    needs = budget(problem, schedule.kernel)
+    smem = needs.smem_bytes_of(schedule)
+    if smem > target.smem_per_block_bytes:
+        return Rejection("smem_bytes", smem, target.smem_per_block_bytes)
+    if needs.unit(schedule) == "tcgen05":
+        columns = _tmem_columns(schedule, problem)
+        if columns > TMEM_COLUMNS:
+            return Rejection("tmem_columns", columns, TMEM_COLUMNS)
+    regs = needs.regs_per_thread_of(schedule)
+    limit = regs_limit(schedule, problem)
+    return Rejection("regs_per_thread", regs, limit) if regs > limit else None
+
+
+def regs_limit(schedule: Schedule, problem: Problem) -> int:
+    """Registers that a thread can have: the hardware's limit, the SM's share, and maxnreg."""
+    target = problem.target
+    share = target.regs_per_sm // (schedule.num_warps * target.warp_size)
+    return min(target.max_regs_per_thread, share, schedule.maxnreg or share)
+
+
+def _tmem_columns(schedule: Schedule, problem: Problem) -> int:
+    """Tensor-memory columns of the accumulator and the scores; 64 rows use half a column."""
+    lanes = max(1, schedule.block_m // 128)
+    return lanes * (problem.head_dim_v_padded + schedule.block_n)
+
+
+# **** the default ****
+
+
+def _coarser(bucket: Bucket) -> Bucket:
+    """The bucket whose default serves `bucket` as well: launching costs more than idle rows there.
+
+    17 to 64 rows share a tile of 64, up to 64 keys a tile of 64, and where one tile holds all keys
+    64 rows are enough for any number of queries: at most 7 kernels for all buckets.
+    """
+    q_len_max, kv_len_max = bucket.q_len_max, bucket.kv_len_max
+    if q_len_max == 32:
+        q_len_max = 64
+    if bucket.kernel == "loop":
+        return Bucket(q_len_max, None)
+    if kv_len_max in (16, 32):
+        kv_len_max = 64
+    return Bucket(q_len_max or 64, kv_len_max)
+
+
+def _measured(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
+    """Schedules that were timed, or for fp32 compiled, in preference to what a model says.
+
+    sm_90, 16 bits (H200, bf16, N = 2k to 16k, plain Triton): d64: two programs per SM, by a
+    register cap, beat everything else (463 TFLOP/s at 16k). d128: block_n 128 loses 12%, 32 loses
+    13%, 64 rows 15%. d256: two stages are all that fits.
+    """
+    spec = problem.spec
+    if bucket.kernel == "single_tile":
+        return
+    if spec.dtype.q == "fp32" and problem.target.vendor == "nvidia":
+        widest = max(problem.head_dim_qk_padded, problem.head_dim_v_padded)
+        for extent, block_m, block_n, num_stages in _FP32_TILES:
+            if widest <= extent and block_m <= (bucket.q_len_max or block_m):
+                yield Schedule(block_m=block_m, block_n=block_n, num_warps=8, num_stages=num_stages)
+    sixteen_bits = problem.elem_bytes == problem.kv_elem_bytes == 2
+    if problem.target.arch != "sm_90" or not sixteen_bits or bucket.q_len_max is not None:
+        return
+    # A tile of bias in registers leaves no room below 128 (spills 120 bytes and more).
+    capped = _has_two_blocks_per_sm(problem) and not _reads_score_tiles(problem)
+    for num_stages in (3, 2):
+        yield Schedule(
+            block_m=128,
+            block_n=64,
+            num_warps=8,
+            num_stages=num_stages,
+            maxnreg=128 if capped else None,
+        )
+
+
+def _reads_score_tiles(problem: Problem) -> bool:
+    """Whether the kernel loads tiles of block_m x block_n: a bias, a dense mask."""
+    graph = budget(problem).graph
+    return any(tile.staged and tile.shape == (BLOCK_M, BLOCK_N) for tile in graph.tiles)
+
+
+# fp32: the largest tiles, by padded head dim, that Triton 3.7 compiles (sm_90) to 74 to 208
+# registers without spilling; twice the rows spill hundreds of bytes per thread.
+_FP32_TILES: tuple[tuple[int, int, int, int], ...] = (
+    (64, 64, 32, 2),
+    (128, 32, 16, 2),
+    (256, 16, 32, 2),
+    (512, 16, 16, 1),
+)
+# Accumulator and score registers per thread up to which the compiler was seen not to spill.
+_SPILL_FREE: dict[MatmulUnit, int] = {
+    "wgmma": 160,
+    "tcgen05": 160,
+    "mma": 96,
+    "mfma": 160,
+    "fma": 64,
+}
+# Registers on top of those: addresses, masks, operands on their way.
+_OTHER_REGS: dict[MatmulUnit, int] = {"wgmma": 80, "tcgen05": 80, "mma": 110, "mfma": 80, "fma": 60}
+_PIPELINE_COST: dict[int, float] = {1: 0.30, 2: 0.05, 3: 0.0, 4: 0.01}
+
+
+def _cost(schedule: Schedule, problem: Problem) -> float:
+    """Estimated time per score, in arbitrary units: what a tile shape adds to an ideal kernel.
+
+    Weights are chosen so that the measured order of tiles on an H200 and the fastest tile reported
+    for d192/128 on sm_86 come out; the roofline itself is the same for all candidates.
+    """
+    needs = budget(problem, schedule.kernel)
+    unit = needs.unit(schedule)
+    block_m, block_n, warps = schedule.block_m, schedule.block_n, schedule.num_warps
+    regs = needs.regs_per_thread_of(schedule)
+    spilled = max(0, regs - _SPILL_FREE[unit])
+    unrolled = 0.3 if unit == "fma" and block_n > 32 else 0.0
+    # Warps without 16 rows of their own share work (fma spreads any tile over all threads).
+    idle_rows = 1.0 if unit == "fma" else max(1.0, 16 * warps / block_m)
+    return (
+        16 / block_m  # keys and values are read again for each query tile
+        + 4 / block_n  # per key tile: loop, reductions, rescaling
+        + (block_m + block_n) / 1024  # masked scores in partial tiles, rows past the end
+        + _PIPELINE_COST[schedule.num_stages]
+        + 0.01 * spilled
+        + unrolled
+        + 0.10 * (idle_rows - 1)
+        + 0.30 * _idle_share(schedule, needs, regs + _OTHER_REGS[unit])
+    )
+
+
+def _idle_share(schedule: Schedule, needs: Budget, regs: int) -> float:
+    """How far an SM is from the 8 resident warps that keep its units busy: 0 to 1."""
+    target = needs.problem.target
+    threads = schedule.num_warps * target.warp_size
+    programs = min(
+        target.smem_per_sm_bytes // (needs.smem_bytes_of(schedule) + 1024),
+        target.regs_per_sm // (threads * min(regs, regs_limit(schedule, needs.problem))),
+        target.max_threads_per_sm // threads,
+    )
+    return max(0.0, 1 - max(1, programs) * schedule.num_warps / 8)
+
+
+# **** when nothing fits ****
+
+
+def _nothing_fits(problem: Problem, bucket: Bucket, space: Space) -> str:
+    """The message of ScheduleError: the dimension, the limit, what would fit, the usual mistake."""
+    by_size = sorted(space.rejections, key=lambda item: (*_size(item[0]), item[0]))
+    smallest, rejection = by_size[0]
+    dims = problem.spec.head_dim
+    head_dim = f"{dims.qk}" if dims.qk == dims.v else f"{dims.qk}/{dims.v}"
+    lines = [
+        f"{problem.name}: head_dim {head_dim} ({problem.spec.dtype.q}): no schedule fits "
+        f"{problem.target.id}",
+        f"  the smallest of {len(by_size)} schedules, {smallest}, fails: {rejection}",
+    ]
+    if rejection.reason == "smem_bytes":
+        lines.append(f"  its tiles in shared memory: {_smem_tiles(problem, smallest)}")
+        least: dict[str, int] = {}
+        for schedule, other in by_size:
+            if other.reason == "smem_bytes":
+                least.setdefault(f"{schedule.block_m}x{schedule.block_n}", other.required)
+        lines.append("  needs by tile: " + ", ".join(f"{t} {b} B" for t, b in least.items()))
+    largest = _largest_head_dim(problem, bucket)
+    if largest:
+        lines.append(f"  hint: the largest head_dim that fits here is {largest}.")
+    if max(dims.qk, dims.v) >= LAYOUT_HINT_HEAD_DIM:
+        axes = {"bshd": "[batch, length, heads, head_dim]", "packed": "[tokens, heads, head_dim]"}
+        expected = axes.get(problem.spec.layout, "[batch, heads, length, head_dim]")
+        lines.append(
+            f"  hint: is {max(dims.qk, dims.v)} the sequence length? "
+            f"q, k and v are {expected} (layout: {problem.spec.layout})."
+        )
+    return "\n".join(lines)
+
+
+def _size(schedule: Schedule) -> tuple[int, int, int]:
+    return schedule.block_m * schedule.block_n, schedule.num_stages, schedule.num_warps
+
+
+def _smem_tiles(problem: Problem, schedule: Schedule) -> str:
+    """One copy of each shared tile: name, bytes, shape."""
+    sizes = {
+        BLOCK_M: schedule.block_m,
+        BLOCK_N: schedule.block_n,
+        HEAD_DIM_QK_PADDED: problem.head_dim_qk_padded,
+        HEAD_DIM_V_PADDED: problem.head_dim_v_padded,
+    }
+    shared = [t for t in budget(problem, schedule.kernel).graph.tiles if t.space == "smem"]
+    return ", ".join(
+        f"{tile.name} {tile.bytes.xreplace(sizes)} B "
+        f"({'x'.join(str(extent.xreplace(sizes)) for extent in tile.shape)})"
+        for tile in shared
+    )
+
+
+def _largest_head_dim(problem: Problem, bucket: Bucket) -> int | None:
+    """The largest power of two for which the same spec has a feasible schedule; None: none."""
+    extent = MAX_HEAD_DIM
+    while extent >= MIN_TILE_DIM:
+        spec = problem.spec.replace(head_dim=extent)
+        if enumerate_space(Problem(spec, problem.target), bucket).feasible:
+            return extent
+        extent //= 2
+    return None

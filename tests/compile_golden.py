@@ -1,0 +1,89 @@
+"""Compile the golden kernels under whichever triton is imported: `python tests/compile_golden.py`.
+
+CI runs this with several versions of triton in front of the path. Every module of
+tests/golden/render is compiled for sm_90, and for sm_80 with its bytes of shared memory checked
+against the target's; each kernel in it once, with the schedule of the longest lengths, for rows that
+are aligned to 16 bytes and for any others. Ends with a line that counts, and 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import triton
+
+from flashgen.errors import CompileError
+from flashgen.pipeline import pointer_types
+from flashgen.problem import Problem
+from flashgen.runtime.ahead import compile_ahead
+from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parse import parse_spec
+from flashgen.target import get_target
+
+GOLDEN = Path(__file__).parent / "golden" / "render"
+TARGETS = ("nvidia-h200", "nvidia-a100-80gb")
+
+
+def main() -> int:
+    """Compile all modules, or those named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", nargs="*", type=Path, help="default: all of tests/golden/render")
+    paths = parser.parse_args().modules or sorted(GOLDEN.glob("*.py"))
+    start, passed, failures = time.monotonic(), 0, []
+    for path in paths:
+        module, spec = _load(path), _spec_of(path)
+        for target in TARGETS:
+            try:
+                passed += _compile(module, Problem(spec, get_target(target)))
+            except CompileError as error:
+                failures.append(f"{path.name} for {target}: {error}")
+    print("\n".join(failures), file=sys.stderr, end="\n" if failures else "")
+    print(
+        f"triton {triton.__version__}: {passed} kernels of {len(paths)} golden modules compiled in "
+        f"{time.monotonic() - start:.0f} s, {len(failures)} failed"
+    )
+    return 1 if failures or not passed else 0
+
+
+def _load(path: Path) -> ModuleType:
+    name = f"golden_{re.sub(r'[^a-z0-9]', '_', path.stem)}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _spec_of(path: Path) -> AttentionSpec:
+    """The spec that a module was generated from, which its docstring repeats."""
+    text = path.read_text("utf-8")
+    found = re.search(r"^spec\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert found is not None, f"{path}: no spec in its docstring"
+    body = re.sub(r"^  ", "", found[1].replace("\\\\", "\\"), flags=re.MULTILINE)
+    return parse_spec(f"flashgen: 1\nname: {path.stem}\n{body}", str(path))
+
+
+def _compile(module: ModuleType, problem: Problem) -> int:
+    """Compile each kernel of `module`; returns how many pieces of machine code that made."""
+    kernels = {kernel.fn.__name__: options for _, _, kernel, options in module.SCHEDULES}
+    align = 16 // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes)
+    done = 0
+    for name, options in kernels.items():
+        for unit in (align, 1):
+            pointers = dict(pointer_types(problem))
+            made = compile_ahead(module, name, pointers, dict(options), unit, problem.target)
+            assert made.binary, f"{name}: no machine code"
+            done += 1
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What all tests share: golden files, and one setting of hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# No deadline: the first example of a test pays for imports and, with kernels, for compiling.
+settings.register_profile("flashgen", deadline=None, print_blob=True)
+settings.load_profile("flashgen")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write what the tests produce to tests/golden instead of comparing with it",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("errors/unknown-field.txt", text)`: `text` is what that golden file holds."""
+    update = bool(request.config.getoption("--update-golden"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        wanted = text if text.endswith("\n") else text + "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted, encoding="utf-8")
+            return
+        assert path.is_file(), f"{path} is missing: run pytest --update-golden and review it"
+        assert wanted == path.read_text(encoding="utf-8"), (
+            f"differs from {path}: run pytest --update-golden and review the change"
+        )
+
+    return compare

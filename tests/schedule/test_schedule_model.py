@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashgen.errors import ScheduleError
+from flashgen.schedule.model import (
+    KV_LEN_LIMITS,
+    Bucket,
+    Rejection,
+    Schedule,
+    all_buckets,
+    bucket_of,
+)
+
+SCHEDULE = Schedule(block_m=128, block_n=64, num_warps=8, num_stages=3)
+
+
+def test_schedule_round_trips_through_json() -> None:
+    for schedule in (SCHEDULE, dataclasses.replace(SCHEDULE, maxnreg=128, kernel="single_tile")):
+        assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
+        assert pickle.loads(pickle.dumps(schedule)) == schedule
+    assert list(SCHEDULE.to_dict()) == [field.name for field in dataclasses.fields(Schedule)]
+
+
+def test_schedule_prints_on_one_line() -> None:
+    assert str(SCHEDULE) == "loop flash2 128x64 8 warps 3 stages"
+    capped = dataclasses.replace(SCHEDULE, maxnreg=128)
+    assert str(capped) == "loop flash2 128x64 8 warps 3 stages maxnreg 128"
+
+
+def test_schedules_sort_also_with_and_without_a_register_cap() -> None:
+    capped = dataclasses.replace(SCHEDULE, maxnreg=128)
+    wider = dataclasses.replace(SCHEDULE, block_m=256)
+    assert sorted([wider, capped, SCHEDULE]) == [SCHEDULE, capped, wider]
+    assert max(SCHEDULE, capped) is capped
+    assert len({SCHEDULE, capped, dataclasses.replace(SCHEDULE)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_k": 3}, "schedule.block_k: unknown field, known: family, kernel"),
+        ({"kernel": "split"}, "schedule.kernel: must be one of loop, single_tile (got 'split')"),
+        ({"block_m": "128"}, "schedule.block_m: must be a positive integer (got '128')"),
+        ({"block_n": None}, "schedule.block_n: must be a positive integer (got None)"),
+        ({"num_warps": 0}, "schedule.num_warps: must be a positive integer (got 0)"),
+        ({"num_stages": True}, "schedule.num_stages: must be a positive integer (got True)"),
+        ({"maxnreg": 1.5}, "schedule.maxnreg: must be a positive integer (got 1.5)"),
+    ],
+)
+def test_a_wrong_schedule_names_its_field(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        Schedule.from_dict({**SCHEDULE.to_dict(), **change})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("rejection", "text"),
+    [
+        (
+            Rejection("smem_bytes", 294912, 232448),
+            "smem_bytes: needs 294912 B, target has 232448 B",
+        ),
+        (
+            Rejection("regs_per_thread", 272, 255),
+            "regs_per_thread: needs 272 registers, target has 255 registers",
+        ),
+        (Rejection("num_stages", 9, 4), "num_stages: must be at most 4 (got 9)"),
+        (Rejection("block_n", 8, 16, "at least"), "block_n: must be at least 16 (got 8)"),
+        (Rejection("block_m", 48, 0, "power of two"), "block_m: must be a power of two (got 48)"),
+        (Rejection("loop_order", 0, 0, "as in the spec"), "loop_order: the spec asks for another"),
+    ],
+)
+def test_rejections_print_what_was_needed(rejection: Rejection, text: str) -> None:
+    assert str(rejection).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "bucket", "kernel"),
+    [
+        ((0, 0), Bucket(16, 16), "single_tile"),
+        ((1, 16), Bucket(16, 16), "single_tile"),
+        ((17, 17), Bucket(32, 32), "single_tile"),
+        ((64, 128), Bucket(64, 128), "single_tile"),
+        ((65, 129), Bucket(None, 256), "loop"),
+        ((1, 16384), Bucket(16, 16384), "loop"),
+        ((262144, 262144), Bucket(None, None), "loop"),
+    ],
+)
+def test_buckets(lengths: tuple[int, int], bucket: Bucket, kernel: str) -> None:
+    assert bucket_of(*lengths) == bucket
+    assert bucket_of(*lengths).kernel == kernel
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_every_shape_lies_in_its_bucket_and_in_no_smaller_one(q_len: int, kv_len: int) -> None:
+    bucket = bucket_of(q_len, kv_len)
+    assert bucket in all_buckets()
+    for length, limit in ((q_len, bucket.q_len_max), (kv_len, bucket.kv_len_max)):
+        assert limit is None or length <= limit
+    smaller = [limit for limit in KV_LEN_LIMITS if limit < (bucket.kv_len_max or 2**31)]
+    assert all(kv_len > limit for limit in smaller)
+
+
+def test_buckets_are_shared_and_round_trip() -> None:
+    assert bucket_of(100, 1000) is bucket_of(70, 513)
+    for bucket in all_buckets():
+        assert Bucket.from_dict(json.loads(json.dumps(bucket.to_dict()))) is bucket
+    with pytest.raises(ScheduleError, match="unknown shape bucket"):
+        Bucket.from_dict({"q_len_max": 17, "kv_len_max": None})
+    assert str(Bucket(16, None)) == "q_len <= 16, kv_len any"
+
+
+def test_the_warm_path_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, flashgen.schedule.model; "
+        "print([m for m in ('sympy', 'networkx', 'jinja2', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
