@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flashgen.compiler import build, compile, verify
+    from flashgen.compiler import build, compile, verify  # noqa: A004 -- the public name
     from flashgen.errors import FlashgenError
     from flashgen.runtime.merge import merge
     from flashgen.schedule.model import Schedule

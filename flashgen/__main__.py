@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flashgen.cli.main import main
+from flashgen.cli.entry import main
 
 main()

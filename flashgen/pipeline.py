@@ -38,7 +38,7 @@ def generate(problem: Problem, choices: Choices, *, has_lse: bool, origin: str) 
 def compile_plan(
     problem: Problem, plan: Plan, path: Path
 ) -> dict[tuple[Schedule, bool], CompiledKernel]:
-    """Machine code of every schedule of a plan, for aligned rows, and for any others, without the GPU."""
+    """Machine code of every schedule of a plan, for aligned rows and for any, without the GPU."""
     module = load_module(path, interpreted=False)
     return {
         (schedule, aligned): compile_schedule(problem, plan, module, schedule, aligned=aligned)
@@ -68,7 +68,10 @@ def pointer_types(problem: Problem) -> Mapping[str, str]:
     kinds = {"q": spec.dtype.q, "k": spec.dtype.kv, "v": spec.dtype.kv, "out": spec.dtype.out}
     kinds |= {"lse": "fp32", "sink": "fp32", "kv_lens": "int32"}
     kinds |= {declared.name: declared.dtype for declared in spec.inputs if declared.shape}
-    return {f"{name}_ptr": f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}" for name, kind in kinds.items()}
+    return {
+        f"{name}_ptr": f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}"
+        for name, kind in kinds.items()
+    }
 
 
 _TRITON_TYPES = {

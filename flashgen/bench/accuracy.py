@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashgen import reference
-from flashgen.bench.record import Accuracy
+from flashgen.bench.record import WRONG, Accuracy
 from flashgen.bench.summary import rounded
 from flashgen.bench.tensors import Arguments
 from flashgen.spec.model import AttentionSpec
@@ -85,9 +85,9 @@ class Oracle:
 def fault(accuracy: Accuracy) -> str | None:
     """Why an output is too wrong to be timed; None if it is not."""
     if not accuracy.finite:
-        return "wrong: the output holds NaN or infinity"
+        return f"{WRONG}the output holds NaN or infinity"
     if not accuracy.relative_error <= MAX_RELATIVE_ERROR:
-        return f"wrong: relative error {accuracy.relative_error:.2g} against fp64"
+        return f"{WRONG}relative error {accuracy.relative_error:.2g} against fp64"
     return None
 
 

@@ -12,6 +12,7 @@ from flashgen.bench.summary import Summary
 from flashgen.errors import FlashgenError
 
 RECORD_VERSION = 1
+WRONG = "wrong: "  # how the error of a contestant with a wrong output begins
 COPY = "copy"  # the ceiling of memory traffic
 
 
@@ -120,6 +121,11 @@ class Record:
         """The best reading of a ceiling; None where it was not measured."""
         return next((c.best for c in self.ceilings if c.name == name and c.values), None)
 
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Cases in which flashgen itself was wrong: over its bound, or not verified."""
+        return tuple(case.id for case in self.cases if _is_wrong(case))
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
@@ -140,6 +146,15 @@ class Record:
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise RecordError(f"not a benchmark record: {type(error).__name__}: {error}") from None
+
+
+def _is_wrong(case: CaseRecord) -> bool:
+    ours = [result for result in case.results if result.name.startswith("flashgen")]
+    return case.facts.get("verified") is False or any(
+        (result.error or "").startswith(WRONG)
+        or (result.accuracy is not None and result.accuracy.max_error > result.accuracy.bound)
+        for result in ours
+    )
 
 
 def _ceiling(data: dict[str, Any]) -> Ceiling:

@@ -81,17 +81,31 @@ def _provenance(record: Record) -> str:
 
 def _left_out(record: Record) -> list[str]:
     failures = [
-        f"{case.id}, {result.name}: {result.error}"
+        f"{case.id}, {result.name}: {text}"
         for case in record.cases
         for result in case.results
-        if result.error is not None
+        for text in _faults(result)
     ]
+    failures += dict.fromkeys(
+        str(case.facts.get("verification"))
+        for case in record.cases
+        if case.facts.get("verified") is False
+    )
     parts = []
     if failures:
         parts.append("## Failed\n\n" + "\n".join(f"- {text}" for text in failures))
     if record.not_run:
         parts.append("## Not run\n\n" + "\n".join(f"- {text}" for text in record.not_run))
     return parts
+
+
+def _faults(result: Result) -> list[str]:
+    """What went wrong with a contestant; flashgen is also held to its own bound."""
+    found = [] if result.error is None else [result.error]
+    accuracy = result.accuracy
+    if result.name == FLASHGEN and accuracy is not None and accuracy.max_error > accuracy.bound:
+        found.append(f"error {accuracy.max_error:.3g} is over its bound of {accuracy.bound:.3g}")
+    return found
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -141,7 +155,7 @@ def _ratio_text(ratio: float | None) -> str:
 
 def _flex(record: Record) -> list[str]:
     plain = [case for case in record.cases if case.group == PLAIN]
-    variants = [case for case in record.cases if case.group != PLAIN]
+    variants = [case for group in GROUPS[1:] for case in record.cases if case.group == group]
     parts = [f"## Geometric means of speed ratios\n\n{_means(record)}"]
     if plain:
         rows = [

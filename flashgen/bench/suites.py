@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def run_suite(request: Request, say: Say) -> Record:
         suite=request.suite,
         target=target_of(device).id,
         environment=environment(device),
-        command=command_line(sys.argv),
+        command=command_line(request),
         started=now(),
     )
     budget_s = BUDGETS_S[request.suite] if request.seconds is None else request.seconds
@@ -64,6 +63,13 @@ def run_suite(request: Request, say: Say) -> Record:
     return run.record
 
 
-def command_line(arguments: list[str]) -> str:
-    """The command as a user would type it, without the place of the program."""
-    return shlex.join(["flashgen", *arguments[1:]])
+def command_line(request: Request) -> str:
+    """The command that asks for this, whatever program was run and wherever it writes."""
+    words = ["flashgen", "bench", "--suite", request.suite]
+    for text in request.only:
+        words += ["--only", text]
+    if request.seconds is not None:
+        words += ["--seconds", f"{request.seconds:g}"]
+    if not request.verify:
+        words.append("--no-verify")
+    return shlex.join(words)

@@ -120,7 +120,7 @@ def slopes(heads: int) -> torch.Tensor:
 def document_ids(lengths: tuple[int, ...]) -> torch.Tensor:
     """The document of every token of one packed row, int32."""
     ids = torch.arange(len(lengths), dtype=torch.int32)
-    return torch.repeat_interleave(ids, torch.tensor(lengths))
+    return torch.repeat_interleave(ids, torch.tensor(lengths, dtype=torch.int64))
 
 
 def _extents(declared: Input, shape: Shape) -> list[int]:

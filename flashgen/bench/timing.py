@@ -57,9 +57,8 @@ def plan_burst(calls: Sequence[Call], clock: Clock, *, graph: bool) -> Burst:
     samples are calls as a program makes them, one after the other, host time included where it is
     the longer one. A call longer than a burst is its own sample.
     """
-    clock.times_ms(calls[0], 1)
-    estimate = min(clock.times_ms(calls[0], 1))
-    if estimate < BURST_MS:
+    estimate = clock.times_ms(calls[0], 1)[0]
+    if estimate < LONG_MS:
         estimate = min(clock.times_ms(calls[0], 3))
     if estimate >= BURST_MS:
         return Burst(calls[0], 1, 1, estimate, "1 call, eager")

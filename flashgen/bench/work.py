@@ -2,7 +2,8 @@
 
 Pairs are counted from the meaning of the mask, in closed form for causal and window masks and
 otherwise cell by cell with the reference's reading of it, so they also hold for masks that depend
-on data (document ids, prefixes): the numbers are those of the tensors that were timed.
+on data (document ids, prefixes): the numbers are those of the tensors that were timed. They do not
+come from the loop bounds (`passes/count.py`): an error there would flatter the kernel it is in.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def _count_cells(
         kv_lens=kv_lens if kv_lens is None else kv_lens.to(device),
         device=device,
     )
+    if shape.kv_len == 0:
+        return Visible(0, 0)
     pairs, touched = 0, torch.zeros(shape.batch, shape.kv_len, dtype=torch.bool, device=device)
     step = max(1, CELLS_AT_A_TIME // max(1, shape.batch * shape.kv_len))
     for start in range(0, shape.q_len, step):

@@ -15,7 +15,9 @@ from flashgen.spec.parse import load_spec
 
 SpecArgument = Annotated[
     str,
-    typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.", show_default=False),
+    typer.Argument(
+        metavar="SPEC", help="A spec file, or the name of a shipped spec.", show_default=False
+    ),
 ]
 TargetOption = Annotated[
     str | None,
@@ -30,18 +32,17 @@ def shipped_specs() -> dict[str, Path]:
 
 
 def find_spec(argument: str) -> AttentionSpec:
-    """The spec in the file `argument`, else the shipped spec of that name; its warnings are printed.
+    """The spec in the file `argument`, else the shipped spec of that name.
 
-    SpecError with every fault of the file; for neither file nor name, with the likely name.
+    Its warnings are printed. SpecError with every fault of the file; for neither a file nor a name,
+    with the name that was likely meant.
     """
     path = Path(argument)
     shipped = shipped_specs()
-    if path.is_dir() and argument in shipped:  # a build folder named after its spec
-        path = shipped[argument]
-    elif not path.exists() and argument in shipped:
-        path = shipped[argument]
-    elif not path.exists():
-        raise _not_found(argument, shipped)
+    if not path.exists() or path.is_dir():  # a build folder may be called as its spec is
+        if argument not in shipped and not path.is_dir():
+            raise _not_found(argument, shipped)
+        path = shipped.get(argument, path)
     spec = load_spec(path)
     for text in spec.warnings():
         typer.echo(f"warning: {path.name}: {text}", err=True)

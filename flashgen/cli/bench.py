@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flashgen.cli.arguments import JsonOption
+from flashgen.errors import VerificationError
 
 
 class Suite(str, Enum):
@@ -61,7 +62,13 @@ def bench(
         record = run_suite(request, lambda line: typer.echo(line, err=True))
     if json:
         typer.echo(record.to_json(), nl=False)
-        return
-    from flashgen.bench.report import render as render_table
+    else:
+        from flashgen.bench.report import render as render_table
 
-    typer.echo(render_table(record), nl=False)
+        typer.echo(render_table(record), nl=False)
+    if record.wrong:
+        raise VerificationError(f"bench: flashgen was wrong in {', '.join(record.wrong)}")
+
+
+if __name__ == "__main__":
+    typer.run(bench)

@@ -16,22 +16,38 @@ def build(
     target: TargetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder to write. [default: out/<name>]"),
+        typer.Option("-o", "--out", metavar="DIR", help="Folder to write (default: out/NAME)."),
     ] = None,
     verify: Annotated[
-        bool, typer.Option(help="Compare with the fp64 oracle before writing the manifest.")
+        bool, typer.Option(help="Compare with the fp64 oracle, or leave the kernel unverified.")
     ] = True,
+    all_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--all-kernels",
+            help="Write machine code of all schedules, not only of those for the spec's shapes.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compile a spec, verify it, and write module, machine code, manifest.json and report.md."""
+    """Compile a spec's kernel, verify it and write it.
+
+    The folder gets a standalone module, machine code, manifest.json and report.md.
+    """
     found = find_spec(spec)
     folder = out or Path("out") / found.display_name
     with progress() as say:
-        say("loading torch and triton")
         from flashgen import compiler
 
-        result = compiler.build(found, folder, target=target, verify=verify, progress=say)
+        result = compiler.build(
+            found,
+            folder,
+            target=target,
+            verify=verify,
+            kernels="all" if all_kernels else "needed",
+            progress=say,
+        )
     if json:
-        print_json(result.to_dict())
+        print_json({"out": str(result.out), **result.to_dict()})
     else:
         typer.echo(str(result))

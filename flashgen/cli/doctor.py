@@ -1,4 +1,4 @@
-"""`flashgen doctor`: what is installed, which GPU is here, what works and what would mend the rest."""
+"""`flashgen doctor`: what is installed, what works with it, and what would mend the rest."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from flashgen.cli.output import print_json, print_table
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Say what is installed, what works, and how to mend what does not.
+    """Say what is installed and what works here.
 
-    Ends with 1 where specs cannot be compiled and verified; a missing GPU is no reason for that.
+    What does not work comes with a remedy. Ends with 1 where specs cannot be compiled and verified;
+    a missing GPU is no reason for that.
     """
     from flashgen.cli.environment import report
 

@@ -117,7 +117,9 @@ def _python() -> Finding:
 def _shipped() -> Finding:
     found = len(list(settings.specs_dir().glob("*.yaml")))
     templates = len(list(settings.templates_dir().rglob("*.jinja")))
-    text = f"{__version__}, {found} specs and {templates} templates in {settings.specs_dir().parent}"
+    text = (
+        f"{__version__}, {found} specs and {templates} templates in {settings.specs_dir().parent}"
+    )
     if not found or not templates:
         return Finding("flashgen", "failed", text, "install flashgen again: its data is missing")
     return Finding("flashgen", "ok", text)
@@ -130,10 +132,10 @@ def _version_text(package: str) -> str | None:
         return None
 
 
-def _numbers(version: str | None) -> tuple[int, ...]:
-    """Major and minor version; () for a package that is not installed."""
+def _numbers(version: str | None) -> tuple[int, int] | None:
+    """Major and minor version; None for a package that is not installed."""
     found = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2])) if found else ()
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _package(name: str) -> Finding:
@@ -143,11 +145,14 @@ def _package(name: str) -> Finding:
     return Finding(name, "ok", version)
 
 
-def _at_least(name: str, least: tuple[int, ...]) -> Finding:
+def _at_least(name: str, least: tuple[int, int]) -> Finding:
     finding = _package(name)
-    if finding.state == "ok" and _numbers(finding.detail) < least:
+    found = _numbers(_version_text(name))
+    if found is not None and found < least:
         wanted = ".".join(map(str, least))
-        return Finding(name, "failed", f"{finding.detail}, too old", f"pip install '{name}>={wanted}'")
+        return Finding(
+            name, "failed", f"{finding.detail}, too old", f"pip install '{name}>={wanted}'"
+        )
     return finding
 
 
@@ -165,7 +170,7 @@ def _pair() -> Finding:
     if not torch or not triton:
         return Finding("torch with triton", "warning", "not both installed", FLASHGEN_NEEDS)
     text = f"torch {torch[0]}.{torch[1]} with triton {triton[0]}.{triton[1]}"
-    wanted = PAIRS.get(torch[:2])
+    wanted = PAIRS.get(torch)
     if wanted == triton:
         return Finding("torch with triton", "ok", text)
     if wanted is None:
@@ -180,9 +185,9 @@ def _pair() -> Finding:
 
 def _interpreter_rule() -> Finding:
     """Triton 3.6's interpreter fails in loops with run-time bounds under numpy >= 2.4."""
-    triton, numpy = _version_text("triton"), _version_text("numpy")
-    text = f"triton {triton} with numpy {numpy}"
-    if triton and numpy and _numbers(triton) < (3, 7) and _numbers(numpy) >= (2, 4):
+    text = f"triton {_version_text('triton')} with numpy {_version_text('numpy')}"
+    triton, numpy = _numbers(_version_text("triton")), _numbers(_version_text("numpy"))
+    if triton and numpy and triton < (3, 7) and numpy >= (2, 4):
         remedy = "pip install 'numpy<2.4', or use triton >= 3.7"
         return Finding("interpreter", "failed", f"{text}: its loops fail", remedy)
     return Finding("interpreter", "ok", text)

@@ -18,7 +18,7 @@ def list_(
     targets: Annotated[bool, typer.Option("--targets", help="List GPUs instead of specs.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the shipped specs, or with --targets the GPU catalogue."""
+    """List the shipped specs, or the GPU catalogue."""
     if targets:
         _list_targets(json)
     else:

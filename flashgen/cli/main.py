@@ -14,15 +14,16 @@ import typer
 from typer.core import TyperGroup
 
 from flashgen import __version__
+from flashgen.cli.bench import bench
 from flashgen.cli.build import build
 from flashgen.cli.doctor import doctor
+from flashgen.cli.entry import EXIT_INTERRUPTED
+from flashgen.cli.interrupt import interruptible
 from flashgen.cli.list import list_
 from flashgen.cli.schema import schema
 from flashgen.cli.show import show
 from flashgen.cli.verify import verify
-from flashgen.errors import FlashgenError
-
-EXIT_INTERRUPTED = 130  # as a shell reports a process ended by Ctrl-C
+from flashgen.errors import FlashgenError, SpecError
 
 EPILOG = (
     "Exit codes: 0 ok, 1 other error, 2 wrong usage, 3 spec not valid, 4 not served by a kernel "
@@ -35,12 +36,14 @@ class Commands(TyperGroup):
     """All commands; errors that a user can mend end as their text and their exit code."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
-        warnings.showwarning = _show_warning
         try:
-            result = super().invoke(ctx)
+            with interruptible(), warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except FlashgenError as error:
-            typer.echo(f"error: {error}", err=True)
+            # Faults of a spec begin with file:line:column, where editors look for it.
+            typer.echo(error if isinstance(error, SpecError) else f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
@@ -58,6 +61,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help is plain text: brackets and backticks stay as written
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -72,7 +76,9 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[  # read by its callback
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -96,15 +102,4 @@ app.command(name="list")(list_)
 app.command(name="show")(show)
 app.command(name="schema")(schema)
 app.command(name="doctor")(doctor)
-
-
-def main() -> None:
-    """Run the command of this process's arguments; does not return."""
-    try:
-        app(prog_name="flashgen")
-    except KeyboardInterrupt:  # between two commands' own handlers
-        sys.exit(EXIT_INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()
+app.command(name="bench")(bench)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import typer
 
+from flashgen.cli.interrupt import check
+
 Progress = Callable[[str], None]
 
 QUIET_SECONDS = 1.0  # what is done sooner needs no progress
@@ -38,17 +40,22 @@ def progress() -> Iterator[Progress]:
     if sys.stderr.isatty():
         from rich.console import Console
 
-        with Console(stderr=True).status("", spinner="dots") as status:
-            yield status.update
+        with Console(stderr=True, markup=False).status("", spinner="dots") as status:
+            yield lambda step: _announce(step, status.update)
         return
     steps = _Steps()
     timer = threading.Timer(QUIET_SECONDS, steps.speak)
     timer.daemon = True
     timer.start()
     try:
-        yield steps.say
+        yield lambda step: _announce(step, steps.say)
     finally:
         timer.cancel()
+
+
+def _announce(step: str, say: Progress) -> None:
+    check()
+    say(step)
 
 
 class _Steps:

@@ -7,7 +7,10 @@ from flashgen.cli.output import print_json
 
 
 def schema(json: JsonOption = False) -> None:  # always JSON: the option is there for uniformity
-    """Print the JSON Schema of spec files, for editors that complete and check YAML."""
+    """Print the JSON Schema of spec files.
+
+    Editors complete and check YAML with it.
+    """
     from flashgen.spec.schema import json_schema
 
     print_json(json_schema())

@@ -29,7 +29,10 @@ def show(
     target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the kernel that is generated for a spec, or what leads to it. Needs no GPU and no torch."""
+    """Show a spec's kernel, or what leads to it.
+
+    Needs neither a GPU nor torch.
+    """
     asked = {View.GRAPH: graph, View.BOUNDS: bounds, View.SPEC: as_spec}
     views = [view for view, wanted in asked.items() if wanted] or [View.SOURCE]
     if len(views) > 1:
@@ -104,11 +107,14 @@ def _graph(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
 
 
 def _bounds(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
-    from flashgen.cli.bounds import describe, facts
+    from flashgen.cli.bounds import facts
+    from flashgen.compiler.report import loop_bounds
     from flashgen.passes.visibility import visibility
 
     found = visibility(spec)
-    return facts(found), describe(spec.display_name, found)
+    lines = [f"loop bounds of {spec.display_name}", f"mask: {found.predicate}", ""]
+    lines += [line.replace("`", "") for line in loop_bounds(spec)]
+    return facts(found), "\n".join(lines) + "\n"
 
 
 def _spec(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from flashgen.codegen.reads import (
     variables_for,
 )
 from flashgen.dtypes import get_dtype
-from flashgen.passes.inputs import EXTENTS, range_conditions
+from flashgen.passes.inputs import EXTENTS, collapse_broadcasts, range_conditions
 from flashgen.passes.simplify import under_mask
 from flashgen.passes.visibility import (
     Q_FIRST,
@@ -76,8 +77,8 @@ class Parameters:
 class Score:
     """From raw q·k to base-2 scores.
 
-    folded: no score change and scale > 0, so that the scale is applied inside the exponent (one FFMA
-    an element); otherwise `lines` leave scaled base-2 scores.
+    folded: no score change and scale > 0, so that the scale is applied inside the exponent (one
+    FFMA an element); otherwise `lines` leave scaled base-2 scores.
     """
 
     folded: bool
@@ -151,10 +152,31 @@ class Entry:
 
 @dataclass(frozen=True)
 class Argument:
-    """A keyword argument of the callable beyond q, k, v."""
+    """A keyword argument of the callable beyond q, k, v; `local` is what the host code calls it."""
 
     name: str
     is_scalar: bool
+
+    @property
+    def local(self) -> str:
+        return host_name(self.name)
+
+    @property
+    def renamed(self) -> bool:
+        return self.local != self.name
+
+
+# Names with a meaning in templates/triton/host.py.jinja, which an input may have too.
+HOST_NAMES = frozenset(
+    "kernel options batch num_batch num_q_heads num_kv_heads gqa_group q_len kv_len aligned align "
+    "grid out lse out_dtype q_max kv_max t tensor unit torch triton tl run SCHEDULES "
+    "has_aligned_rows HEAD_DIM_V all any int float next zip inputs".split()
+)
+
+
+def host_name(name: str) -> str:
+    """The variable of an input in the host code: its name, or one that is free."""
+    return f"{name}_input" if name in HOST_NAMES else name
 
 
 @dataclass(frozen=True)
@@ -201,7 +223,7 @@ class RenderContext:
     pair_reads: tuple[InputRead, ...]
     parameters: Parameters
     arguments: tuple[Argument, ...]
-    dense_inputs: tuple[str, ...]
+    dense_inputs: tuple[tuple[str, int], ...]  # with the elements in 16 bytes
     helpers: frozenset[str]
     schedules: tuple[tuple[str, ...], ...]
     callable_name: str
@@ -245,9 +267,11 @@ def context(
     spec = problem.spec
     seen = visibility(spec)
     score = _score_expression(problem)
-    reads = reads_of([seen.predicate, score] + [e for s in seen.spans for e in _span_expressions(s)])
+    reads = reads_of(
+        [seen.predicate, score] + [e for s in seen.spans for e in _span_expressions(s)]
+    )
     names = _names(spec) | variables_for(reads)
-    printer = TritonPrinter(names)
+    printer = TritonPrinter(names, precise=spec.dtype.q == "fp32")
     dense = dense_tensors(reads)
     in_score = reads_of([score])
     loads = [
@@ -257,9 +281,15 @@ def context(
     predicate = clear_denominators(seen.predicate)
     bounds = _bounds(seen.spans, spec, printer)
     score_text = _score_text(score, problem, printer)
-    visible = "kv_exists" if predicate == sp.true else f"kv_exists & {printer.parenthesize(predicate, 90)}"
+    visible = (
+        "kv_exists"
+        if predicate == sp.true
+        else f"kv_exists & {printer.parenthesize(predicate, 90)}"
+    )
     element_wise = predicate.free_symbols | score.free_symbols
-    scopes = {s: tuple(r for r in loads if r.scope == s) for s in ("program", "rows", "keys", "pairs")}
+    scopes = {
+        s: tuple(r for r in loads if r.scope == s) for s in ("program", "rows", "keys", "pairs")
+    }
     return RenderContext(
         header=header,
         head_dim_qk=problem.head_dim_qk,
@@ -269,7 +299,8 @@ def context(
         elem_bytes=problem.elem_bytes,
         kv_elem_bytes=problem.kv_elem_bytes,
         out_elem_bytes=problem.out_elem_bytes,
-        elems_per_16_bytes=16 // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes),
+        elems_per_16_bytes=16
+        // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes),
         out_dtype=get_dtype(spec.dtype.out).torch_name,
         layout=spec.layout,
         gqa_group=problem.gqa_group,
@@ -291,10 +322,12 @@ def context(
         pair_reads=scopes["pairs"],
         parameters=_parameters(spec, dense, _checked_extents(loads), has_lse=has_lse),
         arguments=_arguments(spec),
-        dense_inputs=tuple(sorted(dense)),
+        dense_inputs=tuple(
+            (host_name(name), elems_per_16_bytes(spec.input(name))) for name in sorted(dense)
+        ),
         helpers=_with_dependencies(printer.helpers, bounds),
         schedules=_schedule_rows(choices),
-        callable_name=_identifier(problem.name),
+        callable_name=_identifier(spec),
         callable_doc=_callable_doc(spec, has_lse=has_lse),
     )
 
@@ -333,10 +366,21 @@ def _with_dependencies(helpers: set[str], bounds: Bounds) -> frozenset[str]:
 # ---- host side -----------------------------------------------------------------------------------
 
 
-def _identifier(name: str) -> str:
+# Names with a meaning in a generated module, beside Python's own; a callable hides none of them.
+_IN_MODULE = frozenset(
+    "torch triton tl run has_aligned_rows floor_div floor_mod attention_fwd "
+    "attention_fwd_single_tile kernel options inputs q k v out lse sink kv_lens "
+    "q_len kv_len q_max kv_max out_dtype".split()
+)
+
+
+def _identifier(spec: AttentionSpec) -> str:
     """A Python name for the module's callable: gpt-oss.local -> gpt_oss_local."""
-    text = "".join(c if c.isalnum() else "_" for c in name)
-    return f"attention_{text}" if not text[:1].isalpha() or keyword.iskeyword(text) else text
+    text = "".join(c if c.isalnum() else "_" for c in spec.display_name)
+    taken = {*_IN_MODULE, *dir(builtins), *(declared.name for declared in spec.inputs)}
+    if not text[:1].isalpha() or keyword.iskeyword(text) or text in taken:
+        return f"attention_{text}"
+    return text
 
 
 def _callable_doc(spec: AttentionSpec, *, has_lse: bool) -> tuple[str, str]:
@@ -354,7 +398,12 @@ def _schedule_rows(choices: Sequence[tuple[Bucket, Schedule]]) -> tuple[tuple[st
         else:
             rows.append((bucket, schedule))
     return tuple(
-        (str(b.q_len_max), str(b.kv_len_max), getattr(Entry(), s.kernel), f"dict({options_text(s)})")
+        (
+            str(b.q_len_max),
+            str(b.kv_len_max),
+            getattr(Entry(), s.kernel),
+            f"dict({options_text(s)})",
+        )
         for b, s in rows
     )
 
@@ -365,7 +414,8 @@ def _schedule_rows(choices: Sequence[tuple[Bucket, Schedule]]) -> tuple[tuple[st
 def _score_expression(problem: Problem) -> sp.Expr:
     """The score in base 2, as a function of raw q·k (of 0 * q·k where the scale is 0)."""
     spec = problem.spec
-    score = under_mask(sym.score_expression(spec), visibility(spec).predicate)
+    natural = collapse_broadcasts(sym.score_expression(spec), spec)
+    score = under_mask(natural, visibility(spec).predicate)
     scale = sp.Float(problem.softmax_scale or 1.0)
     return sp.Float(LOG2_E) * score.subs(sym.S, scale * QK)
 
@@ -378,7 +428,9 @@ def _score_text(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Sco
     lines = [] if problem.softmax_scale else ["scores = scores * 0.0"]
     lines += [f"{name} = {printer.doprint(value)}" for name, value in shared]
     if QK not in score.free_symbols:  # a score of its own: still one for each row and key
-        lines.append(f"scores = tl.zeros_like(scores) + {printer.parenthesize(final, PRECEDENCE['Add'])}")
+        lines.append(
+            f"scores = tl.zeros_like(scores) + {printer.parenthesize(final, PRECEDENCE['Add'])}"
+        )
     elif final != QK:
         lines.append(f"scores = {printer.doprint(final)}")
     return Score(False, scale_log2, tuple(lines), may_be_minus_inf=_may_be_minus_inf(problem.spec))
@@ -393,7 +445,14 @@ def _may_be_minus_inf(spec: AttentionSpec) -> bool:
 
 
 def _span_expressions(span: Span) -> list[sp.Basic]:
-    texts = [span.hull.start, span.hull.stop, span.full.start, span.full.stop, span.possible, span.always]
+    texts = [
+        span.hull.start,
+        span.hull.stop,
+        span.full.start,
+        span.full.stop,
+        span.possible,
+        span.always,
+    ]
     if span.period:
         texts += [span.period.start, span.period.width, span.period.period, span.period.uniform]
     if span.scan:
@@ -424,7 +483,9 @@ def _bounds(spans: Sequence[Span], spec: AttentionSpec, printer: TritonPrinter) 
         spans=tuple(_span_text(s, printer) for s in spans),
         left_partial=left,
         full=full,
-        period=PeriodText(*(printer.doprint(e) for e in _period_parts(first))) if first.period else None,
+        period=PeriodText(*(printer.doprint(e) for e in _period_parts(first)))
+        if first.period
+        else None,
         scan=_scan_text(first.scan, spec, printer) if first.scan and kind == "single" else None,
     )
 
@@ -478,12 +539,20 @@ def _parameters(
     """Signature and argument lines, in one order."""
     groups: list[list[tuple[str, str]]] = [
         [(f"{t}_ptr", t) for t in ("q", "k", "v", "out", *(["lse"] if has_lse else []))],
-        *[_strides(t, axes) for t, axes in (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd"), ("o", "bhm"))],
+        *[
+            _strides(t, axes)
+            for t, axes in (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd"), ("o", "bhm"))
+        ],
     ]
     groups += [_input_parameters(i, is_dense=i.name in dense) for i in spec.inputs]
-    for name, wanted in (("sink", spec.sink == "per_head"), ("kv_lens", spec.kv_lens == "per_batch")):
+    for name, wanted in (
+        ("sink", spec.sink == "per_head"),
+        ("kv_lens", spec.kv_lens == "per_batch"),
+    ):
         if wanted:
-            groups.append([(f"{name}_ptr", name), (f"stride_{name}_0: tl.int64", f"{name}.stride(0)")])
+            groups.append(
+                [(f"{name}_ptr", name), (f"stride_{name}_0: tl.int64", f"{name}.stride(0)")]
+            )
     sizes = ["num_q_heads", *(["gqa_group"] if spec.heads.group is None else []), "q_len", "kv_len"]
     groups.append([(f"{name}: tl.int32", name) for name in (*sizes, *extents)])
     return Parameters(
@@ -517,18 +586,18 @@ def _input_parameters(tensor: Input, *, is_dense: bool) -> list[tuple[str, str]]
     if not tensor.shape:  # a number, a bool or a tensor with one element
         is_float = get_dtype(tensor.dtype).kind == "float"
         kind, convert = ("float32", "float") if is_float else ("int32", "int")
-        return [(f"{tensor.name}_value: tl.{kind}", f"{convert}({tensor.name})")]
+        return [(f"{tensor.name}_value: tl.{kind}", f"{convert}({host_name(tensor.name)})")]
     last = len(tensor.shape) - 1
     unit = f" // ({elems_per_16_bytes(tensor)} if align > 1 else 1)" if is_dense else ""
     strides = [
         (
             f"stride_{tensor.name}_{axis}: tl.int64",
-            f"{tensor.name}.stride({axis})" + (unit if axis != last else ""),
+            f"{host_name(tensor.name)}.stride({axis})" + (unit if axis != last else ""),
         )
         for axis, extent in enumerate(tensor.shape)
         if extent != 1
     ]
-    return [(f"{tensor.name}_ptr", tensor.name), *strides]
+    return [(f"{tensor.name}_ptr", host_name(tensor.name)), *strides]
 
 
 def _arguments(spec: AttentionSpec) -> tuple[Argument, ...]:

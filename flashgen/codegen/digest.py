@@ -16,10 +16,13 @@ _PACKAGES = ("spec", "passes", "codegen", "schedule")
 
 @cache
 def generator_digest() -> str:
-    """Content of the templates and of the code that fills them: editing either makes caches stale."""
+    """Content of the templates and the code that fills them: editing either makes caches stale."""
     digest = hashlib.sha256()
     package = Path(__file__).resolve().parent.parent
-    roots = [(settings.templates_dir(), "*.jinja"), *((package / name, "*.py") for name in _PACKAGES)]
+    roots = [
+        (settings.templates_dir(), "*.jinja"),
+        *((package / name, "*.py") for name in _PACKAGES),
+    ]
     for root, pattern in roots:
         for path in sorted(root.rglob(pattern)):
             digest.update(f"{root.name}/{path.relative_to(root)}\0".encode())

@@ -18,6 +18,8 @@ from flashgen.spec import symbolic as sym
 
 LOG2_E = 1.4426950408889634  # log2(e): exp(x) = exp2(x * LOG2_E), and the hardware has exp2
 
+LONGEST_PRODUCT = 8  # of equal factors
+
 _NONNEGATIVE = {
     s: sp.Symbol(f"{s.name}_", integer=True, nonnegative=True)
     for s in (sym.K, sym.ROW, sym.B, sym.H, sym.HK, sym.Q_LEN, sym.KV_LEN)
@@ -30,12 +32,23 @@ def is_nonnegative(e: sp.Expr) -> bool:
 
 
 class TritonPrinter(StrPrinter):
-    """Prints one expression; `names` gives the kernel's variable for each symbol and input read."""
+    """Prints one expression; `names` gives the kernel's variable for each symbol and input read.
 
-    def __init__(self, names: Mapping[sp.Basic, str], helpers: set[str] | None = None) -> None:
+    `precise`: the result counts in fp32, not in 16 bits. `helpers` collects the functions of the
+    module that the text calls.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[sp.Basic, str],
+        helpers: set[str] | None = None,
+        *,
+        precise: bool = False,
+    ) -> None:
         super().__init__({"order": None, "full_prec": False})
         self.names = names
         self.helpers: set[str] = set() if helpers is None else helpers
+        self.precise = precise
 
     def _print(self, expr: object, **kwargs: object) -> str:
         name = self.names.get(expr) if isinstance(expr, sp.Basic) else None
@@ -55,7 +68,9 @@ class TritonPrinter(StrPrinter):
 
     def _print_Add(self, expr: sp.Add, order: object = None) -> str:
         """Positive terms first, so that no sum starts with a minus that it can avoid."""
-        terms = sorted(expr.args, key=lambda t: (_is_negative(t), t.is_number, sp.default_sort_key(t)))
+        terms = sorted(
+            expr.args, key=lambda t: (_is_negative(t), t.is_number, sp.default_sort_key(t))
+        )
         text = self.parenthesize(terms[0], PRECEDENCE["Add"])
         for term in terms[1:]:
             sign, shown = ("-", -term) if _is_negative(term) else ("+", term)
@@ -82,24 +97,48 @@ class TritonPrinter(StrPrinter):
         base, exponent = expr.args
         if exponent == -1:
             return f"1.0 / {self.parenthesize(base, PRECEDENCE['Pow'])}"
-        if exponent.is_Integer and 2 <= exponent <= 4:
-            factor = self.parenthesize(base, PRECEDENCE["Mul"])
-            return " * ".join([factor] * int(exponent))
+        if exponent.is_Integer:
+            return self._whole_power(base, int(exponent))
         if exponent == sp.Rational(1, 2):
-            return f"tl.sqrt({self._print(base)})"
-        return f"tl.exp2({self._print(exponent)} * tl.log2({self._print(base)}))"
+            return f"tl.sqrt({self._real(base)})"
+        return f"tl.exp2({self._print(exponent)} * tl.log2({self._real(base)}))"
+
+    def _whole_power(self, base: sp.Expr, exponent: int) -> str:
+        """A product; the logarithm of |base| for what would be a long one."""
+        if exponent < 0:
+            return f"1.0 / ({self._whole_power(base, -exponent)})"
+        if exponent <= LONGEST_PRODUCT:
+            return " * ".join([self.parenthesize(base, PRECEDENCE["Mul"])] * exponent)
+        if exponent % 2:
+            factor = self.parenthesize(base, PRECEDENCE["Mul"])
+            return f"{self._whole_power(base, exponent - 1)} * {factor}"
+        return f"tl.exp2({float(exponent)} * tl.log2({self._real(sp.Abs(base))}))"
 
     def _print_Abs(self, expr: sp.Abs) -> str:
         return f"tl.abs({self._print(expr.args[0])})"
 
     def _print_exp(self, expr: sp.exp) -> str:
-        return f"tl.exp({self._print(expr.args[0])})"
+        return f"tl.exp({self._real(expr.args[0])})"
 
     def _print_log(self, expr: sp.log) -> str:
-        return f"tl.log({self._print(expr.args[0])})"
+        return f"tl.log({self._real(expr.args[0])})"
+
+    def _real(self, e: sp.Expr) -> str:
+        """e as an argument of a function that takes no integers."""
+        if e.is_number:
+            return repr(float(e))
+        if e.is_integer:
+            return f"{self.parenthesize(e, PRECEDENCE['Atom'])}.to(tl.float32)"
+        return self._print(e)
 
     def _print_tanh(self, expr: sp.tanh) -> str:
-        """1 - 2/(exp(2x) + 1): exact limits at both ends, two special-function instructions."""
+        """1 - 2/(exp(2x) + 1): exact limits at both ends, two special-function instructions.
+
+        Its error is absolute, too large for fp32 where x is small: there the module's `tanh`.
+        """
+        if self.precise:
+            self.helpers.add("tanh")
+            return f"tanh({self._real(expr.args[0])})"
         doubled = sp.Float(2 * LOG2_E) * expr.args[0]
         return f"(1.0 - 2.0 / (tl.exp2({self._print(doubled)}) + 1.0))"
 
@@ -145,7 +184,9 @@ class TritonPrinter(StrPrinter):
 
     def _print_Relational(self, expr: sp.core.relational.Relational) -> str:
         bind = precedence(expr)
-        return f"{self.parenthesize(expr.lhs, bind)} {expr.rel_op} {self.parenthesize(expr.rhs, bind)}"
+        return (
+            f"{self.parenthesize(expr.lhs, bind)} {expr.rel_op} {self.parenthesize(expr.rhs, bind)}"
+        )
 
     def _print_And(self, expr: sp.And) -> str:
         return self._joined(" & ", expr.args)
@@ -166,7 +207,7 @@ def _is_negative(term: sp.Expr) -> bool:
 
 
 def _how_often(factor: sp.Expr) -> int:
-    """Order of a product's factors: what is constant in a program first, so that it is multiplied once."""
+    """Order of a product's factors: what a program multiplies only once comes first."""
     if factor.is_number:
         return 0
     return 1 + 2 * factor.has(sym.K) + factor.has(sym.Q, sym.ROW) + 4 * bool(factor.has(sym.S))

@@ -1,8 +1,8 @@
-"""Reads of the caller's tensors inside a kernel: where each happens, at which address, under which mask.
+"""Reads of the caller's tensors inside a kernel: where, at which address, under which mask.
 
-A read whose index is the position that runs along its axis (`k` along `kv_len`, `h` along `q_heads`)
-cannot leave the tensor except in lanes past the end of a tile. Any other index is checked: an index
-outside an input is never read.
+A read whose index is the position that runs along its axis (`k` along `kv_len`, `h` along
+`q_heads`) cannot leave the tensor except in lanes past the end of a tile. Any other index is
+checked: an index outside an input is never read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from flashgen.spec.parts import Input
 
 Scope = Literal["program", "rows", "keys", "pairs"]
 
+
 @dataclass(frozen=True)
 class InputRead:
     """One distinct `tensor[indices]`: `variable` holds its value in the kernel.
 
-    statement is the load in a full key tile, masked_statement the one in a partial tile (they differ
-    for scopes keys and pairs only).
+    statement is the load in a full key tile, masked_statement the one in a partial tile (they
+    differ for scopes keys and pairs only).
     """
 
     variable: str
@@ -103,7 +104,9 @@ def input_read(
     tensor = spec.input(str(read.base))
     scope = scope_of(read)
     computed = {
-        index: f"{variable}_index{axis}" for axis, index in enumerate(read.indices) if not index.is_Atom
+        index: f"{variable}_index{axis}"
+        for axis, index in enumerate(read.indices)
+        if not index.is_Atom
     }
     index_statements = tuple(f"{name} = {printer.doprint(e)}" for e, name in computed.items())
     printer = TritonPrinter({**printer.names, **computed}, printer.helpers)

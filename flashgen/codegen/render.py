@@ -1,4 +1,4 @@
-"""(Problem, schedules) -> KernelSource: one readable module with the kernels that the schedules use."""
+"""(Problem, schedules) -> KernelSource: a readable module with the kernels that they use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         lstrip_blocks=True,
-        autoescape=False,  # noqa: S701 -- Python text, not HTML
+        autoescape=False,  # Python text, not HTML
     )
 
 
@@ -68,7 +68,9 @@ def render(problem: Problem, choices: Sequence[Choice], *, has_lse: bool) -> Ker
     ctx = context(problem, choices, has_lse=has_lse, header=header(problem, choices))
     kinds = sorted({schedule.kernel for _, schedule in choices})
     kernels = tuple(_kernel(kind, ctx) for kind in kinds)
-    text = _tidy(environment().get_template(MODULE_TEMPLATE).render(ctx=replace(ctx, kernels=kernels)))
+    text = _tidy(
+        environment().get_template(MODULE_TEMPLATE).render(ctx=replace(ctx, kernels=kernels))
+    )
     return KernelSource(
         name=ctx.callable_name,
         text=text,
@@ -113,7 +115,7 @@ def _wrapped(line: str) -> str:
 
 
 def _arguments(text: str) -> list[str] | None:
-    """The arguments in a call's parentheses; None if the first parenthesis is not closed by the last."""
+    """The arguments in a call's parentheses; None if the last does not close the first."""
     found, depth, start = [], 0, 0
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

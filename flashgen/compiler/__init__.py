@@ -1,4 +1,4 @@
-"""Spec -> callable, spec -> files, spec -> verdict. Choose schedules, then let the pipeline work."""
+"""Spec -> callable, spec -> files, spec -> verdict: choose schedules, let the pipeline work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flashgen.compiler.building import BuildResult, BuiltKernel, build
-    from flashgen.compiler.choose import check_served, compile, plan, target_of, unserved_features
+    from flashgen.compiler.choose import (
+        check_served,
+        compile,  # noqa: A004 -- the public name
+        plan,
+        target_of,
+        unserved_features,
+    )
     from flashgen.compiler.verification import CaseResult, Verification, verify
 
 # Name -> module. Imported at first use: a cached kernel's first call needs `choose` alone.

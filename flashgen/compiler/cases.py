@@ -13,7 +13,13 @@ from itertools import zip_longest
 from typing import Literal
 
 from flashgen.runtime.artifact import Plan
-from flashgen.schedule.model import SINGLE_TILE_MAX, Bucket, Schedule, bucket_of
+from flashgen.schedule.model import (
+    Q_LEN_LIMITS,
+    SINGLE_TILE_MAX,
+    Bucket,
+    Schedule,
+    bucket_of,
+)
 from flashgen.spec.expr import Number, parse_expression, walk
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Expr, Shape, Window
@@ -31,7 +37,7 @@ REPRESENTATIVE = (
 )
 ANY_GROUPS = (2, 1, 6)  # query heads per K/V head where the spec says `any`
 SECONDS_PER_STEP = 0.04  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
-INTERPRETER_STEPS = 110
+INTERPRETER_STEPS = 80
 MAX_EDGE = 2**16  # mask constants beyond this are not reached by a case of their own
 MIN_EDGE = 17  # below this every case reaches them
 
@@ -100,14 +106,17 @@ def _all(spec: AttentionSpec, plan: Plan) -> Iterator[Case]:
 
 def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
     """Round by round over the schedules, the first round whatever it costs."""
-    queues = [_edges(spec, schedule, plan, far=False) for schedule in representatives(plan)]
+    schedules = representatives(plan)
+    queues = [_edges(spec, schedule, plan, far=False) for schedule in schedules]
     found: list[Case] = []
     spent = 0
-    for number, cases in enumerate(zip_longest(*queues)):
-        for schedule, lengths in zip(representatives(plan), cases, strict=True):
+    for number, lengths_of_round in enumerate(zip_longest(*queues)):
+        for schedule, lengths in zip(schedules, lengths_of_round, strict=True):
             if lengths is None:
                 continue
-            case = _cheapest(spec, schedule, lengths, len(found))
+            # The cheapest schedule's first case shows which K/V head a query head reads.
+            two_heads = not number and schedule == schedules[-1]
+            case = _cheap(spec, schedule, lengths, len(found), two_heads=two_heads)
             if number and spent + case.steps > INTERPRETER_STEPS:
                 continue
             spent += case.steps
@@ -115,18 +124,22 @@ def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def _cheapest(
-    spec: AttentionSpec, schedule: Schedule, lengths: tuple[int, int], index: int
+def _cheap(
+    spec: AttentionSpec,
+    schedule: Schedule,
+    lengths: tuple[int, int],
+    index: int,
+    *,
+    two_heads: bool,
 ) -> Case:
     """Two batches and two K/V heads where that is cheap, one of each where it is not."""
     strides = STRIDES[index % len(STRIDES)]
-    sizes = [(2, 2), (2, 1), (1, 2), (1, 1)]
-    for batch, kv_heads in sizes:
-        shape = _sized(spec, *lengths, index, batch=batch, kv_heads=kv_heads)
-        case = Case(schedule, shape, strides, index)
-        if case.steps <= INTERPRETER_STEPS // 8:
-            return case
-    return case
+    sizes = [(2, 2), (1, 2)] if two_heads else [(2, 2), (2, 1), (1, 2), (1, 1)]
+    cases = [
+        Case(schedule, _sized(spec, *lengths, index, batch=batch, kv_heads=heads), strides, index)
+        for batch, heads in sizes
+    ]
+    return next((case for case in cases if case.steps <= INTERPRETER_STEPS // 8), cases[-1])
 
 
 def _sized(
@@ -142,8 +155,10 @@ def _edges(
     """(q_len, kv_len) that `schedule` serves, the most telling first, no pair twice."""
     chosen = dict(plan.choices)
     m, n = schedule.block_m, schedule.block_n
-    # A loop often serves only lengths beyond the single tiles': the edges of the tiles there.
+    # The general schedules serve only what is longer than the smaller buckets: their tiles' edges
+    # are looked for there.
     past = -(-(SINGLE_TILE_MAX + 1) // n) * n
+    rows = -(-(Q_LEN_LIMITS[-1] + 1) // m) * m
     telling = [
         (m + 1, 2 * n + 3),
         (m + 1, past + n + 3),
@@ -155,18 +170,19 @@ def _edges(
         (2 * m + 3, n + 1),
         (2 * m + 3, past - 1),
         (m - 1, past),
+        (rows, past),
         *((1, edge + 1) for edge in edge_lengths(spec)),
         *((m, edge + n + 3) for edge in edge_lengths(spec)),
     ]
     if far:
-        q_lens = (1, m - 1, m, m + 1, 2 * m + 3)
+        q_lens = (1, m - 1, m, m + 1, 2 * m + 3, rows - 1, rows, rows + 1)
         kv_lens = (0, 1, n - 1, n, n + 1, 2 * n + 3, past - 1, past, past + 1, past + n + 3)
-        telling += [(q, kv_lens[(i + j) % len(kv_lens)]) for i, q in enumerate(q_lens) for j in range(4)]
+        telling += [
+            (q, kv_lens[(i + j) % len(kv_lens)]) for i, q in enumerate(q_lens) for j in range(4)
+        ]
         telling += [(m + 1, kv_len) for kv_len in kv_lens]
     return [
-        lengths
-        for lengths in dict.fromkeys(telling)
-        if chosen[bucket_of(*lengths)] == schedule
+        lengths for lengths in dict.fromkeys(telling) if chosen[bucket_of(*lengths)] == schedule
     ]
 
 

@@ -1,4 +1,4 @@
-"""Spec -> callable, spec -> files, spec -> verdict: choose schedules, then let the pipeline work."""
+"""Spec -> callable: choose the schedules, then let the pipeline work."""
 
 from __future__ import annotations
 
@@ -127,14 +127,22 @@ def target_of(device: torch.device) -> Target:
     if known:
         return known
     major, minor = torch.cuda.get_device_capability(device)
-    relatives = [t for t in TARGETS.values() if t.vendor == "nvidia" and t.compute_capability == 10 * major + minor]
+    relatives = [
+        t
+        for t in TARGETS.values()
+        if t.vendor == "nvidia" and t.compute_capability == 10 * major + minor
+    ]
     if not relatives:
         raise TargetError(
             f"{name} (compute capability {major}.{minor}) is not in the catalogue\n"
-            "  hint: pass target= with the id of a GPU that is like it; `flashgen list --targets` shows them."
+            "  hint: pass target= with the id of a GPU that is like it; `flashgen list --targets` "
+            "shows them."
         )
     nearest = min(relatives, key=lambda t: (t.smem_per_block_bytes, t.sm_count))
-    say_once(f"{name} is not in the catalogue; schedules of {nearest.id} are used (same compute capability)")
+    say_once(
+        f"{name} is not in the catalogue; schedules of {nearest.id} are used "
+        "(same compute capability)"
+    )
     return nearest
 
 

@@ -21,10 +21,11 @@ from flashgen.reference import torch_dtype
 from flashgen.runtime.check import Sizes
 from flashgen.spec.expr import Binary, Call, Index, Name, Node, parse_expression, walk
 from flashgen.spec.model import AttentionSpec
-from flashgen.spec.parts import Bias, Expr, Input, Same, Shape
+from flashgen.spec.parts import Bias, Expr, Input, Same
 
 MARGIN_BYTES = 512  # of poison before and after; a multiple of the 16 bytes that aligned rows need
 NO_ID = -(2**31) + 11  # what surrounds integers
+NAN_EVERY = 3  # cases
 SINKS = (0.5, 100.0, -100.0, -1.25, 0.0)
 
 
@@ -66,7 +67,7 @@ class Arguments:
 
 
 def draw(spec: AttentionSpec, case: Case, device: torch.device, *, wide: bool) -> Arguments:
-    """Arguments and poisoned outputs of a case; `wide`: bf16 values in fp32, for the interpreter."""
+    """Arguments and poisoned outputs of a case; `wide`: bf16 values in fp32 (interpreter)."""
     shape = case.shape
     generator = torch.Generator(device).manual_seed(case.index)
     drawer = _Drawer(spec, case, device, generator, wide)
@@ -74,7 +75,7 @@ def draw(spec: AttentionSpec, case: Case, device: torch.device, *, wide: bool) -
     inputs = {declared.name: drawer.input(declared) for declared in spec.inputs}
     sizes = Sizes(shape.batch, shape.q_heads, shape.kv_heads, shape.q_len, shape.kv_len)
     k, v = drawer.operand("k"), drawer.operand("v")
-    _hide(spec, shape, k, v, inputs, kv_lens)
+    _hide(spec, case, (k, v), inputs, kv_lens)
     return Arguments(
         sizes=sizes,
         q=drawer.operand("q"),
@@ -104,7 +105,9 @@ def embed(
     if strides == "expanded":
         steps[0] = 0
     margin = MARGIN_BYTES // dtype.itemsize
-    whole = torch.full((math.prod(stored) + 2 * margin,), _poison(dtype), dtype=dtype, device=device)
+    whole = torch.full(
+        (math.prod(stored) + 2 * margin,), _poison(dtype), dtype=dtype, device=device
+    )
     offset = margin + (1 if strides == "unaligned" else 0)
     return Buffer(whole, whole.as_strided(tuple(shape), steps, offset))
 
@@ -123,13 +126,16 @@ def _fill(buffer: Buffer, values: Tensor, strides: Strides) -> Tensor:
 
 def _hide(
     spec: AttentionSpec,
-    shape: Shape,
-    k: Tensor,
-    v: Tensor,
+    case: Case,
+    operands: tuple[Tensor, Tensor],
     inputs: Mapping[str, Tensor | int | float | bool],
     kv_lens: Tensor | None,
 ) -> None:
-    """Poison the keys and values that no row sees; views of one memory see what any of them sees."""
+    """Poison the keys and values that no row sees; where batches share memory, no row of any.
+
+    In one of `NAN_EVERY` cases a value that few rows see is NaN too: theirs are NaN, no others.
+    """
+    shape, index = case.shape, case.index
     if shape.q_heads * shape.q_len * shape.kv_len > reference.BLOCK_SCORES:
         return  # a dense mask of a large shape; keys beyond kv_lens are poisoned at smaller ones
     visible = reference.mask(
@@ -141,15 +147,34 @@ def _hide(
         kv_len=shape.kv_len,
         inputs=inputs,
         kv_lens=kv_lens,
-        device=k.device,
+        device=operands[0].device,
     )
-    by_head = visible.unflatten(1, (shape.kv_heads, -1)).any(dim=3).any(dim=2)
-    if k.stride(0) == 0:
-        by_head = by_head.any(dim=0, keepdim=True)
-    for tensor in (k, v):
-        held = tensor[:1] if tensor.stride(0) == 0 else tensor
-        held = held.transpose(1, 2) if spec.layout == "bshd" else held
-        held[~by_head] = math.nan
+    by_head = visible.unflatten(1, (shape.kv_heads, -1))
+    unseen = ~by_head.any(dim=3).any(dim=2)
+    shared = operands[0].stride(0) == 0
+    if shared:
+        unseen = unseen.all(dim=0, keepdim=True)
+    held = []
+    for tensor in operands:
+        once = tensor[:1] if shared else tensor
+        held.append(once.transpose(1, 2) if spec.layout == "bshd" else once)
+        held[-1][unseen] = math.nan
+    if not shared and index % NAN_EVERY == 1:
+        key = _rarely_seen(by_head)
+        if key is not None:
+            held[1][key] = math.nan
+
+
+def _rarely_seen(visible: Tensor) -> tuple[int, int, int] | None:
+    """(batch, K/V head, key) of the key that fewest rows see, if most rows of its head do not."""
+    rows = visible.shape[2] * visible.shape[3]
+    counts = visible.sum(dim=(2, 3))
+    counts = torch.where(counts == 0, rows, counts)
+    if counts.numel() == 0 or int(counts.min()) * 2 > rows:
+        return None
+    place = int(counts.argmin())
+    heads, keys = counts.shape[1:]
+    return place // (heads * keys), place // keys % heads, place % keys
 
 
 class _Drawer:
@@ -194,7 +219,9 @@ class _Drawer:
 
     def kv_lens(self) -> Tensor:
         full = self.shape.kv_len
-        return self._integers(self._pattern((full // 2 + 1, 0, full, 1, full - 1), most=full), "int32")
+        return self._integers(
+            self._pattern((full // 2 + 1, 0, full, 1, full - 1), most=full), "int32"
+        )
 
     def input(self, declared: Input) -> Tensor | int | float | bool:
         """Values that mean something for the way in which the spec uses `declared`."""
@@ -230,7 +257,9 @@ class _Drawer:
         length = extents[-1]
         if self.case.index % 2:
             return torch.randint(0, 3, extents, generator=self.generator, device=self.device)
-        cuts = torch.randint(0, max(length, 1), (*extents[:-1], 2), generator=self.generator, device=self.device)
+        cuts = torch.randint(
+            0, max(length, 1), (*extents[:-1], 2), generator=self.generator, device=self.device
+        )
         places = torch.arange(length, device=self.device)
         return (places[:, None] >= cuts[..., None, :]).sum(-1) + 7
 

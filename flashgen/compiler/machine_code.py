@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _Order:
-    """What the helper is asked for. Only data crosses: the helper imports the module by its path."""
+    """What the helper is asked for: data only, the helper imports the module by its path."""
 
     problem: Problem
     plan: Plan

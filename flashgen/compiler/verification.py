@@ -1,4 +1,4 @@
-"""Compare a spec's kernels with the fp64 oracle, at the edges of their tiles, on poisoned memory."""
+"""Compare a spec's kernels with the fp64 oracle: edges of their tiles, poisoned memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CaseResult:
 
     @property
     def share(self) -> float:
-        """The larger of the two errors as a share of its bound; infinite where something else is wrong."""
+        """The larger of the errors as a share of its bound; infinite where all else is wrong."""
         found = self.comparison
         if found is None or self.overwrote or found.misplaced or found.unclean:
             return float("inf")
@@ -118,7 +118,9 @@ class Verification:
         """One line."""
         count = f"{len(self.results)} cases on {self.device}"
         if self.ok:
-            return f"{self.name}: verified, {count}, largest error {self.worst.share:.2f} of its bound"
+            return (
+                f"{self.name}: verified, {count}, largest error {self.worst.share:.2f} of its bound"
+            )
         return f"{self.name}: WRONG in {len(self.failures)} of {count}"
 
     def __str__(self) -> str:
@@ -157,8 +159,8 @@ def verify(
     """Compare the kernels of `spec` with the fp64 oracle; the result says, and does not raise.
 
     target: whose schedules (None: those of the device's GPU); device: where to run (None: a GPU if
-    there is one; "cpu": Triton's interpreter, a few small cases); shapes: these sizes instead of the
-    edges of the schedules' tiles. Raises NotServedError, ScheduleError, TargetError.
+    there is one; "cpu": Triton's interpreter, a few small cases); shapes: these sizes instead of
+    the edges of the schedules' tiles. Raises NotServedError, ScheduleError, TargetError.
     """
     import torch
 
@@ -223,9 +225,12 @@ def _run(attention: Attention, case: Case, device: torch.device) -> CaseResult:
         raise
     except Exception as error:  # Triton raises many kinds; a kernel that fails is a result here
         return CaseResult(case, None, failure=f"{type(error).__name__}: {error}")
-    given = {"inputs": call.inputs, "sink": call.sink, "kv_lens": call.kv_lens}
-    exact = reference.attention(spec, call.q, call.k, call.v, **given)
-    usual = reference.eager(spec, call.q, call.k, call.v, **given)
+    exact, usual = (
+        compute(
+            spec, call.q, call.k, call.v, inputs=call.inputs, sink=call.sink, kv_lens=call.kv_lens
+        )
+        for compute in (reference.attention, reference.eager)
+    )
     comparison = reference.compare(
         call.out.view.to(reference.torch_dtype(spec.dtype.out)),
         call.lse.view if attention.return_lse else None,
@@ -243,7 +248,7 @@ def _run(attention: Attention, case: Case, device: torch.device) -> CaseResult:
 def _compile_first(
     problem: Problem, plan: Plan, path: Path, cases: Sequence[Case], say: Progress
 ) -> None:
-    """Fill Triton's cache with the kernels of `cases`, on all cores; launches then find them there."""
+    """Fill Triton's cache with the kernels of `cases`, on all cores, for launches to find."""
     from flashgen.compiler.machine_code import Compilers, Job
 
     jobs = dict.fromkeys(Job(c.schedule, c.strides not in ("unaligned", "strided")) for c in cases)
@@ -261,7 +266,7 @@ def _notes(
     ran = dict.fromkeys(case.schedule for case in cases)
     if len(ran) < len(schedules):
         notes.append(
-            f"{len(ran)} of {len(schedules)} schedules ran; the others differ in tile and warps only"
+            f"{len(ran)} of {len(schedules)} schedules ran; the others differ in tile and warps"
         )
     if interpreted:
         notes.append(

@@ -1,8 +1,8 @@
 """How much a mask leaves to do: visible (query, key) pairs, and key tiles that a kernel walks.
 
-Both follow the loop bounds of `visibility`, evaluated for all rows (or query tiles) at once: nothing
-here has an entry per pair. What depends on data is counted from the inputs that are given, and as
-all visible where they are not.
+Both follow the loop bounds of `visibility`, evaluated for all rows (or query tiles) at once:
+nothing here has an entry per pair. What depends on data is counted from the inputs that are given,
+and as all visible where they are not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ BLOCK_PAIRS = 2**22  # pairs evaluated at a time where data decides about each
 
 
 def visible_pairs(
-    spec: AttentionSpec, shape: Shape, inputs: Inputs | None = None, *, batch: int = 0, q_head: int = 0
+    spec: AttentionSpec,
+    shape: Shape,
+    inputs: Inputs | None = None,
+    *,
+    batch: int = 0,
+    q_head: int = 0,
 ) -> int:
     """Pairs (query row, key) that the mask shows in one batch and query head.
 
@@ -201,7 +206,9 @@ class _Place:
             NUM_Q_HEADS: shape.q_heads,
             NUM_KV_HEADS: shape.kv_heads,
         }
-        symbols |= {sym.scalar(spec.input(n)): v for n, v in given.items() if not spec.input(n).shape}
+        symbols |= {
+            sym.scalar(spec.input(n)): v for n, v in given.items() if not spec.input(n).shape
+        }
         return cls(
             spec=spec,
             symbols=symbols,
@@ -237,7 +244,7 @@ class _Place:
         exact = not span.never_full and self._same(start, stop, full_start, full_stop)
         exact &= span.scan is None and span.possible == span.always
         if self.knows(span.possible):
-            stop = np.where(evaluate(span.possible), stop, start)
+            stop = np.where(evaluate(span.possible), stop, 0)
         else:
             exact = False
         period = None
@@ -274,7 +281,7 @@ class _Place:
             inside = keys[start[tile] : stop[tile]]
             low, high = known.min(initial=2**62), known.max(initial=-(2**62))
             hits = inside[(ids[inside] >= low) & (ids[inside] <= high)]
-            lo[tile], hi[tile] = (hits[0], hits[-1] + 1) if len(hits) else (start[tile], start[tile])
+            lo[tile], hi[tile] = (hits[0], hits[-1] + 1) if len(hits) else (start[tile], 0)
         return lo, hi
 
 
@@ -304,7 +311,7 @@ class _Evaluator:
     tensors: Mapping[str, NDArray[Any]]
     spec: AttentionSpec
 
-    def __call__(self, e: sp.Basic) -> Any:
+    def __call__(self, e: sp.Basic) -> Any:  # noqa: PLR0911 -- one return for each kind
         if e in self.values:
             return self.values[e]
         if isinstance(e, sp.Indexed):
@@ -320,8 +327,15 @@ class _Evaluator:
             return -self(sp.floor(-e.args[0]))
         if isinstance(e, sp.Piecewise):
             branches = [(self(value), self(condition)) for value, condition in e.args]
-            return reduce(lambda rest, b: np.where(b[1], b[0], rest), reversed(branches), 0)
-        return reduce(_OPERATIONS[e.func], map(self, e.args)) if e.func in _OPERATIONS else self._one(e)
+            rest: Any = 0
+            for value, condition in reversed(branches):
+                rest = np.where(condition, value, rest)
+            return rest
+        return (
+            reduce(_OPERATIONS[e.func], map(self, e.args))
+            if e.func in _OPERATIONS
+            else self._one(e)
+        )
 
     def _one(self, e: sp.Basic) -> Any:
         return _FUNCTIONS[e.func](*map(self, e.args))
@@ -331,8 +345,11 @@ class _Evaluator:
         tensor = self.tensors[str(read.base)]
         inside: Any = np.bool_(True)
         indices = []
-        for index, extent in zip(map(self, read.indices), tensor.shape, strict=True):
-            place = np.asarray(0 if extent == 1 else index)
+        declared = self.spec.input(str(read.base)).shape
+        for index, extent, named in zip(
+            map(self, read.indices), tensor.shape, declared, strict=True
+        ):
+            place = np.asarray(0 if named == 1 else index)
             within = (place >= 0) & (place < extent)
             inside = inside & within
             indices.append(np.where(within, place, 0))

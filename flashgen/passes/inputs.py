@@ -73,11 +73,9 @@ def _bounds(e: sp.Expr) -> tuple[sp.Expr, sp.Expr]:
         return e, e
     if e in _NEVER_NEGATIVE:
         return sp.Integer(0), sp.oo
-    parts = [_bounds(arg) for arg in e.args]
-    if isinstance(e, (sp.Add, sp.Max, sp.Min)):
+    if isinstance(e, (sp.Add, sp.Max, sp.Min, sp.floor)):
+        parts = [_bounds(arg) for arg in e.args]
         return e.func(*[low for low, _ in parts]), e.func(*[high for _, high in parts])
-    if isinstance(e, sp.floor):
-        return sp.floor(parts[0][0]), sp.floor(parts[0][1])
     if isinstance(e, sp.Mod) and e.args[1].is_Integer and e.args[1] > 0:
         return sp.Integer(0), e.args[1] - 1
     factor, body = e.as_coeff_Mul()
@@ -85,6 +83,24 @@ def _bounds(e: sp.Expr) -> tuple[sp.Expr, sp.Expr]:
         low, high = _bounds(body)
         return (factor * low, factor * high) if factor > 0 else (factor * high, factor * low)
     return -sp.oo, sp.oo
+
+
+def collapse_broadcasts(e: sp.Basic, spec: AttentionSpec) -> sp.Basic:
+    """Index 0 along every axis of extent 1: what is broadcast does not move with rows or keys.
+
+    before: rel[b, h, row, k] of shape [batch, 1, 1, kv_len]      after: rel[b, 0, 0, k]
+    """
+    if isinstance(e, sp.Indexed):
+        shape = spec.input(str(e.base)).shape
+        return e.base[
+            tuple(
+                sp.Integer(0) if extent == 1 else collapse_broadcasts(index, spec)
+                for index, extent in zip(e.indices, shape, strict=True)
+            )
+        ]
+    if not e.has(sp.Indexed):
+        return e
+    return e.func(*[collapse_broadcasts(arg, spec) for arg in e.args])
 
 
 def guard_reads(e: sp.Basic, spec: AttentionSpec) -> sp.Basic:

@@ -1,7 +1,7 @@
 """Rewrites of the score that hold for the pairs that the mask shows, and only for those.
 
-A masked pair's score is replaced by -inf and a full tile has none, so that what the mask says may be
-used to simplify the score.
+A masked pair's score is replaced by -inf and a full tile has none, so that what the mask says may
+be used to simplify the score.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from functools import cache
 import sympy as sp
 from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 
-from flashgen.passes.inputs import guard_reads
+from flashgen.passes.inputs import collapse_broadcasts, guard_reads
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
 
@@ -48,8 +48,8 @@ NOTHING = Keys(sp.oo, -sp.oo)
 class Period:
     """Chunks of keys [start + t*period, start + t*period + width), t any integer.
 
-    Outside the chunks no row of the tile sees a key; where `uniform` holds, every row sees every key
-    of every chunk.
+    Outside the chunks no row of the tile sees a key; where `uniform` holds, every row sees every
+    key of every chunk.
     """
 
     start: sp.Expr
@@ -62,8 +62,9 @@ class Period:
 class Scan:
     """`same: name`: the ids of the tile's rows are looked up among the keys' at run time.
 
-    The kernel reads the ids once, keeps first and last hit, and calls the interval full when all rows
-    carry one id and every key between first and last hit carries it too. Unsorted ids stay right.
+    The kernel reads the ids once, keeps first and last hit, and calls the interval full when all
+    rows carry one id and every key between first and last hit carries it too. Unsorted ids stay
+    right.
     """
 
     name: str
@@ -132,14 +133,14 @@ def visibility(spec: AttentionSpec) -> Visibility:
     >>> visibility(spec).spans[0].full
     Keys(start=-oo, stop=q_first + 1)
     """
-    predicate = guard_reads(sym.mask_predicate(spec), spec)
+    predicate = guard_reads(collapse_broadcasts(sym.mask_predicate(spec), spec), spec)
     return Visibility(spans=_spans(predicate), predicate=predicate)
 
 
 # ---- boolean structure -------------------------------------------------------------------------
 
 
-def _spans(predicate: Boolean) -> tuple[Span, ...]:
+def _spans(predicate: Boolean) -> tuple[Span, ...]:  # noqa: PLR0911 -- one return for each kind
     """Spans of a predicate, by its structure."""
     if isinstance(predicate, BooleanTrue):
         return SEE_ALL
@@ -171,7 +172,7 @@ def _negated(inner: Boolean) -> tuple[Span, ...]:
 
 
 def _intersect(parts: Iterable[tuple[Span, ...]]) -> tuple[Span, ...]:
-    spans = SEE_ALL
+    spans: tuple[Span, ...] = SEE_ALL
     for part in parts:
         spans = tuple(a & b for a in spans for b in part)
     return _merge(spans)
@@ -202,7 +203,9 @@ def _merge(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 def _joined(a: Span, b: Span) -> Span | None:
     """The union of two spans that are unbounded on one side, or None."""
-    plain = all(s.period is None and s.scan is None and s.possible == s.always == sp.true for s in (a, b))
+    plain = all(
+        s.period is None and s.scan is None and s.possible == s.always == sp.true for s in (a, b)
+    )
     if not plain or a.never_full or b.never_full:
         return None
     if all(s.hull.start == s.full.start == -sp.oo for s in (a, b)):
@@ -218,9 +221,7 @@ def _hull_of(spans: list[Span]) -> Span:
     """One span around all; full where the first that is ever full is."""
     source = next((s for s in spans if not (s.never_full or s.period or s.scan)), None)
     return Span(
-        hull=Keys(
-            sp.Min(*[s.hull.start for s in spans]), sp.Max(*[s.hull.stop for s in spans])
-        ),
+        hull=Keys(sp.Min(*[s.hull.start for s in spans]), sp.Max(*[s.hull.stop for s in spans])),
         full=source.full if source else NOTHING,
         possible=sp.Or(*[s.possible for s in spans]),
         always=source.always if source else sp.false,
@@ -262,7 +263,7 @@ def _integral(f: sp.Expr) -> sp.Expr:
     return sp.expand(f * sp.ilcm(1, 1, *denominators))
 
 
-def _at_most_zero(f: sp.Expr) -> tuple[Span, ...]:
+def _at_most_zero(f: sp.Expr) -> tuple[Span, ...]:  # noqa: PLR0911 -- one return for each kind
     """Spans of `f <= 0`."""
     f = sp.expand(f)
     opened = _open_nonlinear(f)
@@ -404,7 +405,7 @@ def _scan(relation: sp.core.relational.Relational) -> Scan | None:
 
 
 def _range_over_rows(e: sp.Expr) -> Range | None:
-    """(lowest, highest) value of e over the rows of the tile, by interval arithmetic; None: unknown."""
+    """(lowest, highest) value of e over the tile's rows, by interval arithmetic; None: unknown."""
     if not e.has(sym.Q, sym.ROW, sym.K):
         return e, e
     leaf = {sym.Q: (Q_FIRST, Q_LAST), sym.ROW: (ROW_FIRST, ROW_LAST)}.get(e)
@@ -421,7 +422,9 @@ def _ranges(args: Iterable[sp.Expr]) -> list[Range] | None:
 
 def _range_add(e: sp.Expr) -> Range | None:
     parts = _ranges(e.args)
-    return None if parts is None else (sp.Add(*[p[0] for p in parts]), sp.Add(*[p[1] for p in parts]))
+    return (
+        None if parts is None else (sp.Add(*[p[0] for p in parts]), sp.Add(*[p[1] for p in parts]))
+    )
 
 
 def _range_mul(e: sp.Expr) -> Range | None:
@@ -435,7 +438,9 @@ def _range_mul(e: sp.Expr) -> Range | None:
 
 def _range_monotone(e: sp.Expr) -> Range | None:
     parts = _ranges(e.args)
-    return None if parts is None else (e.func(*[p[0] for p in parts]), e.func(*[p[1] for p in parts]))
+    return (
+        None if parts is None else (e.func(*[p[0] for p in parts]), e.func(*[p[1] for p in parts]))
+    )
 
 
 def _range_mod(e: sp.Expr) -> Range | None:
@@ -464,7 +469,12 @@ def with_rows(span: Span, substitutions: Mapping[sp.Symbol, sp.Expr]) -> Span:
     """The span with its row symbols replaced, for printing and for counting."""
     period = span.period
     if period:
-        period = Period(*(getattr(period, f).subs(substitutions) for f in ("start", "width", "period", "uniform")))
+        period = Period(
+            *(
+                getattr(period, f).subs(substitutions)
+                for f in ("start", "width", "period", "uniform")
+            )
+        )
     return replace(
         span,
         hull=Keys(span.hull.start.subs(substitutions), span.hull.stop.subs(substitutions)),

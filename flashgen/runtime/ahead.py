@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +26,8 @@ _ANNOTATED = {"int32": "i32", "int64": "i64", "float32": "fp32"}
 class CompiledKernel:
     """A kernel as the back end left it.
 
-    smem_bytes: shared memory of one program; regs_per_thread, spill_bytes: of the machine code (None:
-    the back end does not say); binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn.
+    smem_bytes: shared memory of one program; regs_per_thread, spill_bytes: of the machine code
+    (None: the back end does not say); binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn.
     """
 
     entry: str
@@ -40,7 +41,12 @@ class CompiledKernel:
 
 
 def compile_ahead(
-    module: ModuleType, entry: str, pointers: dict[str, str], options: dict[str, int], align: int, target: Target
+    module: ModuleType,
+    entry: str,
+    pointers: Mapping[str, str],
+    options: dict[str, int],
+    align: int,
+    target: Target,
 ) -> CompiledKernel:
     """Compile `entry` of a generated module for `target`, which need not be here.
 
@@ -50,20 +56,40 @@ def compile_ahead(
     constants: dict[str, int] = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
     launch = {n: v for n, v in options.items() if not n.isupper()}
     signature = {p.name: _parameter_type(p, pointers) for p in kernel.params}
-    source = ASTSource(kernel, signature, constexprs={(kernel.arg_names.index(n),): v for n, v in constants.items()})
+    constexprs: dict[tuple[int, ...], int] = {
+        (kernel.arg_names.index(name),): value for name, value in constants.items()
+    }
+    attributes = _attributes(constexprs)
+    source = ASTSource(kernel, signature, constexprs, attributes)
     try:
         compiled = triton.compile(source, target=_gpu_target(target), options=launch)
     except Exception as error:  # Triton raises many kinds, from Python and from LLVM
-        raise CompileError(f"{entry} for {target.id}: {type(error).__name__}: {error}\n  hint: the source is {module.__file__}") from error
+        raise CompileError(
+            f"{entry} for {target.id}: {type(error).__name__}: {error}\n"
+            f"  hint: the source is {module.__file__}"
+        ) from error
     return _report(entry, compiled)
 
 
-def _parameter_type(parameter: Any, pointers: dict[str, str]) -> str:
+def _attributes(constexprs: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], list[object]]:
+    """The attributes that a launch would give: then it finds this kernel in Triton's disk cache.
+
+    From triton 3.7 on a launch gives every constant an empty list; earlier it gives none.
+    """
+    major, minor = (int(part) for part in triton.__version__.split(".")[:2])
+    return {place: [] for place in constexprs} if (major, minor) >= (3, 7) else {}
+
+
+def _parameter_type(parameter: Any, pointers: Mapping[str, str]) -> str:
     if parameter.is_constexpr:
         return "constexpr"
     if parameter.name in pointers:
         return pointers[parameter.name]
-    return _ANNOTATED[parameter.annotation.split(".")[-1]] if "." in parameter.annotation else parameter.annotation_type
+    return (
+        _ANNOTATED[parameter.annotation.split(".")[-1]]
+        if "." in parameter.annotation
+        else parameter.annotation_type
+    )
 
 
 def _gpu_target(target: Target) -> GPUTarget:
@@ -93,7 +119,7 @@ def _report(entry: str, compiled: Any) -> CompiledKernel:
 
 
 def _nvidia_usage(cubin: bytes) -> tuple[int | None, int | None]:
-    """(registers, stack bytes) from the cuobjdump that Triton brings; the stack holds the spills."""
+    """(registers, stack bytes) by the cuobjdump that Triton brings; the stack holds the spills."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.exists():
         return None, None

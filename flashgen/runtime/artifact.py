@@ -29,8 +29,8 @@ Choice = tuple[Bucket, Schedule]
 class Plan:
     """A generated module and the schedule of every shape bucket; all that a call needs.
 
-    entries: kernel kind -> kernel name; arguments: keyword arguments beyond q, k, v, in the order of
-    the module's `run`.
+    entries: kernel kind -> kernel name; arguments: keyword arguments beyond q, k, v, in the order
+    of the module's `run`.
     """
 
     name: str
@@ -106,24 +106,27 @@ def _read(folder: Path) -> Plan | None:
 
 
 def _write(folder: Path, plan: Plan) -> Path:
-    """Write both files to their final names by renaming; a folder that refuses is replaced by a temporary one."""
+    """Write both files under temporary names and rename them.
+
+    A folder that refuses is replaced by a temporary one.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "kernel.py", plan.text)
-        _replace(folder / "plan.json", plan.to_json())
+        replace_file(folder / "kernel.py", plan.text)
+        replace_file(folder / "plan.json", plan.to_json())
     except OSError as error:
         say_once(
-            f"{settings.cache_dir()}: the kernel cache cannot be written ({error.strerror}); kernels of "
-            "this process are kept in a temporary folder\n  hint: set FLASHGEN_CACHE_DIR to a folder "
-            "that can be written."
+            f"{settings.cache_dir()}: the kernel cache cannot be written ({error.strerror}); "
+            "kernels of this process are kept in a temporary folder\n"
+            "  hint: set FLASHGEN_CACHE_DIR to a folder that can be written."
         )
         folder = _temporary_root() / folder.name
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "kernel.py", plan.text)
+        replace_file(folder / "kernel.py", plan.text)
     return folder
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Readers see the old file or the new one, never half of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,4 +1,4 @@
-"""Checks of a call's tensors against the spec: each message names the argument, what came and what fits."""
+"""Checks of a call's tensors: each message names the argument, what came and what fits."""
 
 from __future__ import annotations
 
@@ -83,15 +83,22 @@ def _check_operand(spec: AttentionSpec, name: str, tensor: object, q: torch.Tens
         raise TensorError(name, type(tensor).__name__, "a torch.Tensor")
     if tensor.dim() != 4:
         axes = ", ".join(AXES[spec.layout])
-        raise TensorError(name, f"shape {_shape(tensor)}", f"4 dimensions [{axes}] (layout {spec.layout})")
+        raise TensorError(
+            name, f"shape {_shape(tensor)}", f"4 dimensions [{axes}] (layout {spec.layout})"
+        )
     wanted = getattr(torch, get_dtype(spec.dtype.q if name == "q" else spec.dtype.kv).torch_name)
     if tensor.dtype != wanted:
         raise TensorError(
-            name, _dtype(tensor.dtype), _dtype(wanted), f"the spec says dtype {spec.dtype.q}; use {name}.to({wanted})."
+            name,
+            _dtype(tensor.dtype),
+            _dtype(wanted),
+            f"the spec says dtype {spec.dtype.q}; use {name}.to({wanted}).",
         )
     dim = spec.head_dim.v if name == "v" else spec.head_dim.qk
     if tensor.shape[-1] != dim:
-        raise TensorError(name, f"head dim {tensor.shape[-1]} in shape {_shape(tensor)}", f"head dim {dim}")
+        raise TensorError(
+            name, f"head dim {tensor.shape[-1]} in shape {_shape(tensor)}", f"head dim {dim}"
+        )
     _check_device(name, tensor, q.device)
 
 
@@ -111,7 +118,9 @@ def _sizes(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
         if v.shape[axis] != k.shape[axis]:
             raise TensorError("v", f"{what} {v.shape[axis]}", f"{what} {k.shape[axis]}, as k")
     if max(sizes.q_len, sizes.kv_len) > MAX_POSITION:
-        raise TensorError("q", f"length {max(sizes.q_len, sizes.kv_len)}", f"at most {MAX_POSITION}")
+        raise TensorError(
+            "q", f"length {max(sizes.q_len, sizes.kv_len)}", f"at most {MAX_POSITION}"
+        )
     _check_heads(spec, sizes)
     return sizes
 
@@ -119,7 +128,9 @@ def _sizes(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
 def _check_heads(spec: AttentionSpec, sizes: Sizes) -> None:
     num_q, num_kv, group = sizes.num_q_heads, sizes.num_kv_heads, spec.heads.group
     if group is not None and num_q != group * num_kv:
-        raise TensorError("k", f"{num_kv} heads for {num_q} query heads", f"{group} query heads per K/V head")
+        raise TensorError(
+            "k", f"{num_kv} heads for {num_q} query heads", f"{group} query heads per K/V head"
+        )
     if num_q and (num_kv == 0 or num_q % num_kv):
         raise TensorError(
             "k",
@@ -153,7 +164,9 @@ def _check_input(declared: Input, value: object, sizes: Sizes, device: torch.dev
     shape = tuple(sizes.extent(extent) for extent in declared.shape)
     if tuple(value.shape) != shape:
         declared_shape = ", ".join(map(str, declared.shape))
-        raise TensorError(name, f"shape {_shape(value)}", f"shape {list(shape)} = [{declared_shape}]")
+        raise TensorError(
+            name, f"shape {_shape(value)}", f"shape {list(shape)} = [{declared_shape}]"
+        )
     allowed = _dtypes(declared.dtype)
     if value.dtype not in allowed:
         raise TensorError(name, _dtype(value.dtype), " or ".join(map(_dtype, allowed)))
@@ -163,13 +176,19 @@ def _check_input(declared: Input, value: object, sizes: Sizes, device: torch.dev
 def _check_scalar(declared: Input, value: object) -> None:
     name, kind = declared.name, get_dtype(declared.dtype).kind
     if isinstance(value, torch.Tensor):
-        hint = f"pass a Python number, or declare shape [1] and read {name}[0] to keep it on the GPU."
+        hint = (
+            f"pass a Python number, or declare shape [1] and read {name}[0] to keep it on the GPU."
+        )
         if value.dim() or value.device.type != "cpu":
-            raise TensorError(name, f"a tensor of shape {_shape(value)} on {value.device}", "a number", hint)
+            raise TensorError(
+                name, f"a tensor of shape {_shape(value)} on {value.device}", "a number", hint
+            )
         value = value.item()
     allowed = (int, float) if kind == "float" else (bool, int) if kind == "boolean" else (int,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and kind != "boolean"):
-        raise TensorError(name, f"{type(value).__name__} {value!r}", f"a number of dtype {declared.dtype}")
+        raise TensorError(
+            name, f"{type(value).__name__} {value!r}", f"a number of dtype {declared.dtype}"
+        )
 
 
 def _refuse_gradients(spec: AttentionSpec, tensors: Mapping[str, object]) -> None:

@@ -1,8 +1,8 @@
-"""Run generated kernels on CPU tensors, through Triton's interpreter, in a process that also compiles.
+"""Run generated kernels on CPU tensors, by Triton's interpreter, in a process that also compiles.
 
 Triton decides at import whether its own library functions (tl.max, tl.cdiv, …) are compiled or
-interpreted. Here they are interpreted for the length of one launch and put back, so that one process
-can do both. With TRITON_INTERPRET=1 in the environment there is nothing to swap.
+interpreted. Here they are interpreted for the length of one launch and put back, so that one
+process can do both. With TRITON_INTERPRET=1 in the environment there is nothing to swap.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def check_interpreter() -> None:
     """Triton 3.6's interpreter fails in any loop with run-time bounds under numpy >= 2.4."""
     if _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 4):
         raise FlashgenError(
-            f"CPU tensors run in Triton's interpreter, and that of triton {triton.__version__} fails "
-            f"with numpy {np.__version__}\n  hint: pip install 'numpy<2.4', or use triton >= 3.7."
+            f"CPU tensors run in Triton's interpreter, and that of triton {triton.__version__} "
+            f"fails with numpy {np.__version__}\n"
+            "  hint: pip install 'numpy<2.4', or use triton >= 3.7."
         )
 
 
@@ -56,12 +57,17 @@ def _library_functions() -> tuple[tuple[ModuleType, str, object, object], ...]:
 
 @contextmanager
 def interpreting() -> Iterator[None]:
-    """Triton's decorators and library functions interpret inside this block; one thread at a time."""
+    """Triton's decorators and library functions interpret inside it; one thread at a time."""
     with _LOCK:
         if knobs.runtime.interpret:  # inside another such block, or TRITON_INTERPRET is set
             yield
             return
-        with knobs.runtime.scope(), np.errstate(all="ignore"), _library_interpreted():
+        with (
+            knobs.runtime.scope(),
+            np.errstate(all="ignore"),
+            _language_restored(),
+            _library_interpreted(),
+        ):
             knobs.runtime.interpret = True
             yield
 
@@ -76,3 +82,23 @@ def _library_interpreted() -> Iterator[None]:
     finally:
         for module, name, compiled, _ in swaps:
             setattr(module, name, compiled)
+
+
+@contextmanager
+def _language_restored() -> Iterator[None]:
+    """Undo what the interpreter leaves behind in the language.
+
+    It patches `tl.core` whenever an interpreted function calls another, and does not take that back
+    (triton 3.7); whatever is compiled in this process afterwards would fail in `tl.cdiv`.
+    """
+    spaces = (tl, tl.core, tl.math, tl.core.tensor, tl.core.tensor_descriptor_base, tl.core.dtype)
+    saved = [(space, dict(vars(space))) for space in spaces]
+    try:
+        yield
+    finally:
+        for space, names in saved:
+            for name, value in list(vars(space).items()):
+                if name not in names:
+                    delattr(space, name)
+                elif names[name] is not value:
+                    setattr(space, name, names[name])

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,12 +18,13 @@ from flashgen.runtime.artifact import Plan
 from flashgen.runtime.check import Sizes, check_call
 from flashgen.runtime.load import load_module
 from flashgen.runtime.said import say_once
+from flashgen.runtime.warm import start_warming
 from flashgen.schedule.model import Bucket, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
 
 MAX_PROGRAMS = 2**31 - 1  # CUDA: grid dimension x, all compute capabilities
 PlanFor = Callable[[torch.device], tuple[Plan, Path]]
-Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class Loaded:
 
 
 class Attention:
-    """A compiled attention: `(q, k, v, *, <declared inputs>, sink=, kv_lens=) -> out` or `(out, lse)`.
+    """A compiled attention: `(q, k, v, *, <inputs>, sink=, kv_lens=) -> out` or `(out, lse)`.
 
-    q, k, v: [batch, heads, len, dim] (layout bshd: [batch, len, heads, dim]), any strides, on any GPU,
-    or on the CPU, where Triton's interpreter runs the same kernels. out has q's layout and is
+    q, k, v: [batch, heads, len, dim] (layout bshd: [batch, len, heads, dim]), any strides, on any
+    GPU, or on the CPU, where Triton's interpreter runs the same kernels. out has q's layout and is
     contiguous; lse is [batch, q_heads, q_len], fp32, natural logarithm. Raises TensorError for
     arguments that do not fit the spec. Kernels compile at the first call that needs them.
     """
@@ -60,8 +62,8 @@ class Attention:
         out, lse = self.empty_outputs(sizes, q)
         if q.device.type == "cpu":
             say_once(
-                "q is on the CPU: the kernel runs in Triton's interpreter, which is slow and computes "
-                "bf16 in fp32. Move the tensors to a GPU for speed."
+                "q is on the CPU: the kernel runs in Triton's interpreter, which is slow and "
+                "computes bf16 in fp32. Move the tensors to a GPU for speed."
             )
             self._interpret(sizes, q, k, v, others, out, lse)
         else:
@@ -110,14 +112,28 @@ class Attention:
     def _load(self, device: torch.device) -> Loaded:
         from flashgen.codegen.options import options
 
+        on_gpu = device.type != "cpu"
+        if on_gpu:
+            self._say_where_machine_code_goes()
+            warming = start_warming()
         plan, path = self._plan_for(device)
-        module = load_module(path, interpreted=device.type == "cpu")
+        module = load_module(path, interpreted=not on_gpu)
+        if on_gpu:
+            warming.join()
         entries = dict(plan.entries)
         launches = {
             bucket: (schedule, getattr(module, entries[schedule.kernel]), options(schedule))
             for bucket, schedule in plan.choices
         }
         return Loaded(plan, module, launches)
+
+    @staticmethod
+    def _say_where_machine_code_goes() -> None:
+        from flashgen.runtime.triton_cache import use_writable_cache
+
+        warning = use_writable_cache()
+        if warning:
+            say_once(warning)
 
     def _interpret(
         self,
@@ -129,7 +145,7 @@ class Attention:
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
-        """The same kernels on the CPU; bf16 is computed in fp32, since interpreted tl.dot is wrong in it."""
+        """The same kernels on the CPU; bf16 in fp32, since interpreted tl.dot is wrong in it."""
         wide_out = out.float() if out.dtype == torch.bfloat16 else out
         wide = {name: _widened(value) for name, value in others.items()}
         self.interpret(sizes, _widened(q), _widened(k), _widened(v), wide, wide_out, lse)
@@ -154,10 +170,10 @@ class Attention:
             self.launch(sizes, q, k, v, others, out, lse)
 
 
-def _widened(value: object) -> torch.Tensor:
+def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         return value.float()
-    return value  # type: ignore[return-value]
+    return value
 
 
 def _device(device: torch.device) -> AbstractContextManager[object]:

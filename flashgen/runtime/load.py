@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flashgen.errors import CompileError
-from flashgen.runtime.interpret import interpreting
+from flashgen.runtime.triton_key import remember_triton_key
 
 
 def load_module(path: Path, *, interpreted: bool) -> ModuleType:
@@ -17,8 +17,11 @@ def load_module(path: Path, *, interpreted: bool) -> ModuleType:
     Triton reads a kernel's source from its file, so the file stays where it is.
     """
     if interpreted:
+        from flashgen.runtime.interpret import interpreting
+
         with interpreting():
             return _import(path, "interpreted")
+    remember_triton_key()
     return _import(path, "compiled")
 
 

@@ -14,10 +14,10 @@ def merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) over all keys of the parts, as one call over them together would give.
 
-    outs: [batch, heads, len, dim] each (layout bshd: [batch, len, heads, dim]); lses: [batch, heads,
-    len] each, natural logarithm, fp32. A part whose lse is -inf saw no key and adds nothing, whatever
-    its output holds; a row that no part saw gives output 0 and lse -inf. A sink must be in one part
-    only. Computed in fp32; the output has the dtype of the first part.
+    outs: [batch, heads, len, dim] each (layout bshd: [batch, len, heads, dim]); lses: [batch,
+    heads, len] each, natural logarithm, fp32. A part whose lse is -inf saw no key and adds nothing,
+    whatever its output holds; a row that no part saw gives output 0 and lse -inf. A sink must be in
+    one part only. Computed in fp32; the output has the dtype of the first part.
     """
     _check(outs, lses, layout)
     stacked = torch.stack([lse.float() for lse in lses])
@@ -37,11 +37,15 @@ def _check(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], layout: s
     if layout not in {"bhsd", "bshd"}:
         raise TensorError("layout", repr(layout), "'bhsd' or 'bshd'")
     if not outs or len(outs) != len(lses):
-        raise TensorError("lses", f"{len(lses)} parts", f"as many as outs, which has {len(outs)}, at least one")
+        raise TensorError(
+            "lses", f"{len(lses)} parts", f"as many as outs, which has {len(outs)}, at least one"
+        )
     first = outs[0].shape
     rows = (first[0], first[2], first[1]) if layout == "bshd" else tuple(first[:3])
     for index, (out, lse) in enumerate(zip(outs, lses, strict=True)):
         if out.shape != first:
-            raise TensorError(f"outs[{index}]", f"shape {list(out.shape)}", f"shape {list(first)}, as outs[0]")
+            raise TensorError(
+                f"outs[{index}]", f"shape {list(out.shape)}", f"shape {list(first)}, as outs[0]"
+            )
         if tuple(lse.shape) != rows:
             raise TensorError(f"lses[{index}]", f"shape {list(lse.shape)}", f"shape {list(rows)}")

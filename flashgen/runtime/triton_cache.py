@@ -17,8 +17,9 @@ def use_writable_cache() -> str | None:
         return None
     knobs.cache.dir = tempfile.mkdtemp(prefix="flashgen-triton-")
     return (
-        f"{wanted}: Triton's kernel cache cannot be written ({reason}); machine code of this process "
-        "is kept in a temporary folder\n  hint: set TRITON_CACHE_DIR to a folder that can be written."
+        f"{wanted}: Triton's kernel cache cannot be written ({reason}); machine code of this "
+        "process is kept in a temporary folder\n"
+        "  hint: set TRITON_CACHE_DIR to a folder that can be written."
     )
 
 

@@ -101,12 +101,13 @@ def textbook_smem_bytes(graph: TileGraph) -> sp.Expr:
 
 @cache
 def smem_bytes(graph: TileGraph, unit: MatmulUnit) -> sp.Expr:
-    """Shared memory as Triton allocates it (calibrated with 3.7 against `metadata.shared`).
+    """Shared memory as Triton allocates it (Triton 3.6 to 3.8, `metadata.shared`).
 
     Pipelined (num_stages > 1): what stays for the whole loop, plus num_stages copies of a matmul's
     operands where the matmul itself is asynchronous (wgmma, tcgen05), one copy less where it is
     not, and one less of other staged tiles. Not pipelined: the largest set of tiles that are read
-    at the same time. Probs change hands between warps through shared memory where warps split the
+    at the same time. Without a loop: all operands, because v is loaded before the scores are
+    computed. Probs change hands between warps through shared memory where warps split the
     columns of the output: mma does when block_m < head_dim_v_padded, fma always, wgmma and tcgen05
     never. mfma (AMD) takes each operand to registers on its own, q before the loop; whether probs
     change hands there differs, so they are counted.
@@ -114,12 +115,12 @@ def smem_bytes(graph: TileGraph, unit: MatmulUnit) -> sp.Expr:
     exchange = _probs_exchange_bytes(graph, unit)
     if unit == "mfma":
         return _through_registers(graph, exchange)
-    one_by_one = _largest_live_set(graph, exchange)
     fixed = _fixed_bytes(graph, unit)
     staged = [tile for tile in graph.tiles if tile.staged]
-    if not staged:
-        return fixed + one_by_one
     operands = _operands(graph)
+    if not staged:
+        return fixed + _loaded_up_front(graph, exchange)
+    one_by_one = _largest_live_set(graph, exchange)
     depth = NUM_STAGES if unit in ("wgmma", "tcgen05") else NUM_STAGES - 1
     pipelined = sp.Add(
         *(tile.bytes for tile in graph.tiles if tile.space == "smem" and not tile.staged),
@@ -165,6 +166,26 @@ def _reg_operands(graph: TileGraph) -> tuple[Tile, ...]:
 def _row_padding(tile: Tile) -> sp.Expr:
     """Rows of 4-byte probs are padded against bank conflicts, by up to an eighth (measured)."""
     return sp.Rational(9, 8) if get_dtype(tile.dtype).bytes == 4 else sp.Integer(1)
+
+
+def _loaded_up_front(graph: TileGraph, exchange: sp.Expr) -> sp.Expr:
+    """All operands at once; once the scores are there, probs may use the place of q and k."""
+    operands = _operands(graph)
+    shared = [tile for tile in graph.tiles if tile.space == "smem" and tile.name in operands]
+    beside_probs = [
+        tile
+        for op in graph.of_kind(ops.Matmul)
+        if any(tile in _reg_operands(graph) for tile in graph.inputs(op))
+        for tile in graph.inputs(op)
+        if tile.space == "smem"
+    ]
+    return _largest(
+        [
+            sp.Add(*(tile.bytes for tile in shared)),
+            sp.Add(*(tile.bytes for tile in beside_probs), exchange),
+            _epilogue_bytes(graph),
+        ]
+    )
 
 
 def _largest_live_set(graph: TileGraph, exchange: sp.Expr) -> sp.Expr:

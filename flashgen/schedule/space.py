@@ -238,9 +238,7 @@ def _coarser(bucket: Bucket) -> Bucket:
 def _measured(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     """Schedules that were timed, or for fp32 compiled, in preference to what a model says.
 
-    sm_90, 16 bits (H200, bf16, N = 2k to 16k, plain Triton): d64: two programs per SM, by a
-    register cap, beat everything else (463 TFLOP/s at 16k). d128: block_n 128 loses 12%, 32 loses
-    13%, 64 rows 15%. d256: two stages are all that fits.
+    sm_90, 16 bits: `_SM90_TILES`, timed on an H200 (bf16, N = 512 to 16k, triton 3.6).
     """
     spec = problem.spec
     if bucket.kernel == "single_tile":
@@ -253,16 +251,34 @@ def _measured(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     sixteen_bits = problem.elem_bytes == problem.kv_elem_bytes == 2
     if problem.target.arch != "sm_90" or not sixteen_bits or bucket.q_len_max is not None:
         return
-    # A tile of bias in registers leaves no room below 128 (spills 120 bytes and more).
-    capped = _has_two_blocks_per_sm(problem) and not _reads_score_tiles(problem)
-    for num_stages in (3, 2):
-        yield Schedule(
-            block_m=128,
-            block_n=64,
-            num_warps=8,
-            num_stages=num_stages,
-            maxnreg=128 if capped else None,
-        )
+    widest = max(problem.head_dim_qk_padded, problem.head_dim_v_padded)
+    for extent, with_score_tiles, block_m, block_n, num_warps, num_stages, maxnreg in _SM90_TILES:
+        if widest <= extent and with_score_tiles >= _reads_score_tiles(problem):
+            yield Schedule(
+                block_m=block_m,
+                block_n=block_n,
+                num_warps=num_warps,
+                num_stages=num_stages,
+                maxnreg=maxnreg,
+            )
+
+
+# Padded head dim up to, whether it also serves kernels that read [block_m, block_n] inputs, and the
+# schedule. TFLOP/s at N = 512 / 2k / 8k / 16k, no mask; causal (H200, triton 3.6):
+#   d64   64x64/4/3/128   350 438 466 469; 209 361 438 450
+#         128x64/8/3/128  335 418 449 454; 202 348 427 441
+#   d128  64x64/4/3       361 478 519 525; 245 403 486 523
+#         128x64/8/3      319 445 490 499; 206 364 455 500
+#   d256  128x64/8/2      355 483 522 520; 213 359 468 508
+#         128x32/8/3      343 449 486 492; 214 349 428 494
+# A causal bias at d128, N = 4k: 128x64/8/3 339, 64x64/4/3 274 (spills 112 bytes).
+_SM90_TILES: tuple[tuple[int, bool, int, int, int, int, int | None], ...] = (
+    (64, False, 64, 64, 4, 3, 128),
+    (128, False, 64, 64, 4, 3, None),
+    (128, True, 128, 64, 8, 3, None),
+    (256, True, 128, 64, 8, 2, None),
+    (256, True, 128, 64, 8, 1, None),
+)
 
 
 def _reads_score_tiles(problem: Problem) -> bool:

@@ -60,8 +60,8 @@ _EXACT = 2**31  # whole numbers below it become integers, exact in every later s
 def real(value: float) -> sp.Expr:
     """A number of the spec: exact where it is whole, else the float it is.
 
-    >>> real(50.0), real(0.5)
-    (50, 0.5)
+    >>> real(50.0), real(0.5) == 0.5
+    (50, True)
     """
     if float(value).is_integer() and abs(value) < _EXACT:
         return sp.Integer(int(value))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import FakeClock
+
 from flashgen.bench.summary import Summary, geometric_mean, summarise
 from flashgen.bench.timing import (
     BURST_MS,
@@ -73,7 +74,7 @@ def test_a_call_longer_than_a_burst_is_its_own_sample_and_runs_few_times() -> No
     burst = plan_burst([nothing], clock, graph=True)
     assert (burst.calls, burst.replays) == (1, 1)
     before = sum(count for _, count in clock.diary)
-    assert before == 2
+    assert before == 1
     samples = alternate({"slow": burst}, clock)
     assert samples["slow"] == (10 * LONG_MS,) * LONG_ROUNDS
 

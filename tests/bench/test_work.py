@@ -11,10 +11,12 @@ from flashgen.bench.cases import DOCUMENTS, TOKENS, flex_cases
 from flashgen.bench.flex_suite import draw_sets
 from flashgen.bench.tensors import draw
 from flashgen.bench.work import count_visible, count_work
+from flashgen.passes.count import all_visible_pairs
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 
+READ = ("doc", "prefix")  # inputs that some shipped spec's mask reads
 SPECS = {path.stem: path for path in sorted(settings.specs_dir().glob("*.yaml"))}
 
 
@@ -41,6 +43,8 @@ def test_counts_of_shipped_specs(name: str, lengths: tuple[int, int]) -> None:
     arguments = draw(spec, shape, seed=1, device="cpu")
     found = count_visible(spec, shape, arguments.inputs)
     assert (found.pairs, found.keys) == brute(spec, shape, arguments.inputs, None)
+    given = {name: tensor.tolist() for name, tensor in arguments.inputs.items() if name in READ}
+    assert all_visible_pairs(spec, shape, given) == found.pairs
 
 
 @pytest.mark.parametrize("align", ["bottom_right", "top_left"])

@@ -25,7 +25,7 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Input
 
 GUARD = 64  # elements around each tensor: a multiple of 16 bytes in every dtype
-TRIES = 4  # draws of values that say what error is usual for a kind of call
+TRIES = 16  # draws of values that say what error is usual for a kind of call
 
 # How a logical [batch, heads, len, dim] tensor lies in memory.
 FORMS = (

@@ -1,7 +1,90 @@
-"""Calls that once were wrong, kept as they were drawn."""
+"""Calls that once were wrong, kept as they were drawn, or with less around what was wrong."""
 
 from __future__ import annotations
 
 from property.drawn import Drawn
 
-KEPT: tuple[Drawn, ...] = ()
+KEPT: tuple[Drawn, ...] = (
+    # Scale 0 left a score of no shape.
+    Drawn(spec={"head_dim": 1, "dtype": "fp16", "scale": 0}, sizes=(1, 1, 1, 65, 65), tile=("loop", 16, 16)),
+    # A run-time scalar of type bool.
+    Drawn(
+        spec={
+            "head_dim": 31,
+            "dtype": "fp16",
+            "mask": [{"expr": "on or k <= q"}],
+            "inputs": {"on": {"shape": [], "dtype": "bool"}},
+        },
+        sizes=(1, 4, 2, 33, 5),
+        tile=("loop", 32, 16),
+        seed=1,
+    ),
+    # Document ids shared by all batches.
+    Drawn(
+        spec={
+            "head_dim": 8,
+            "dtype": "tf32",
+            "mask": [{"same": "docs"}],
+            "heads": {"group": 2},
+            "inputs": {"docs": {"shape": ["kv_len"], "dtype": "int32"}},
+        },
+        sizes=(3, 2, 1, 32, 8),
+        tile=("single_tile", 32, 16),
+        forms={"docs": "offset"},
+        seed=2,
+    ),
+    # The lse of a row without a key was one rounding away from the sink.
+    Drawn(
+        spec={"head_dim": 15, "dtype": "bf16", "sink": "per_head", "kv_lens": "per_batch", "scale": 0.3},
+        sizes=(3, 2, 2, 3, 3),
+        tile=("loop", 32, 16),
+        seed=3,
+    ),
+    # An index with a condition inside it.
+    Drawn(
+        spec={
+            "head_dim": 16,
+            "dtype": "fp16",
+            "mask": [{"expr": "m[b, 0, 25 - row, where(on, 17, k)]"}],
+            "inputs": {
+                "on": {"shape": [], "dtype": "bool"},
+                "m": {"shape": ["batch", 1, "q_len", "kv_len"], "dtype": "bool"},
+            },
+        },
+        sizes=(1, 1, 1, 9, 40),
+        tile=("single_tile", 32, 64),
+        seed=4,
+    ),
+    # The logarithm of an integer.
+    Drawn(
+        spec={
+            "head_dim": 63,
+            "dtype": "fp16",
+            "mask": ["causal"],
+            "score": [{"expr": "s + 0.1 * log(1 + abs(q - k))"}],
+        },
+        sizes=(1, 3, 1, 15, 49),
+        tile=("loop", 16, 32),
+        seed=5,
+    ),
+    # tanh of small scores in fp32: 1 - 2 / (exp(2x) + 1) cancels.
+    Drawn(
+        spec={"head_dim": 40, "dtype": "fp32", "score": [{"softcap": 50.0}], "scale": 1},
+        sizes=(1, 1, 1, 40, 7),
+        tile=("loop", 16, 16),
+        magnitude=0.1,
+        seed=537,
+    ),
+    # A bf16 bias, widened for the interpreter, with rows that are aligned only after that.
+    Drawn(
+        spec={
+            "head_dim": 24,
+            "dtype": "fp32",
+            "score": [{"bias": {"tensor": "rel"}}],
+            "inputs": {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}},
+        },
+        sizes=(1, 1, 1, 33, 20),
+        tile=("loop", 32, 32),
+        seed=6,
+    ),
+)

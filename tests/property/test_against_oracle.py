@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.internal.conjecture.engine import ConjectureRunner
 from property.drawn import Drawn, verdict
 from property.kept import KEPT
 from property.strategies_calls import calls
@@ -21,11 +23,16 @@ SEED = int(os.environ.get("FLASHGEN_PROPERTY_SEED", "0"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Every example generates a module: keep them out of the user's cache."""
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every example generates a module: keep them out of the user's cache.
+
+    hypothesis follows an example by five that differ from it in a detail. Here, where each costs as
+    much as a new one, new ones find more.
+    """
     with pytest.MonkeyPatch.context() as patch:
         folder: Path = tmp_path_factory.mktemp("kernels")
         patch.setenv("FLASHGEN_CACHE_DIR", str(folder))
+        patch.setattr(ConjectureRunner, "generate_mutations_from", lambda _runner, _data: None)
         yield
 
 

@@ -23,13 +23,13 @@ def outcome(text: str) -> AttentionSpec | SpecError:
         return error
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.text(max_size=200))
 def test_any_text(text: str) -> None:
     outcome(text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.text("flashgen: 1\n -[]{}&*!?|>'\"%@`#,.~0xeE+_\\\t", max_size=80))
 def test_any_text_of_yaml_marks(text: str) -> None:
     outcome(text)
@@ -44,7 +44,7 @@ def test_any_bytes(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> 
         load_spec(path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.integers(0, len(FULL)),
     st.integers(0, 12),
@@ -130,7 +130,7 @@ FIELD_NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(st.dictionaries(FIELD_NAMES, VALUES, max_size=6))
 def test_any_python_values(fields: dict[str, object]) -> None:
     try:

@@ -1,0 +1,411 @@
+"""A spec becomes a folder: standalone module, machine code, manifest.json and report.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from flashgen.codegen.digest import generator_digest
+from flashgen.compiler import choose
+from flashgen.compiler.machine_code import Compilers, Job
+from flashgen.compiler.verification import Progress, Verification, verify_plan
+from flashgen.errors import FlashgenError, ScheduleError, VerificationError
+from flashgen.problem import Problem
+from flashgen.runtime.artifact import Plan
+from flashgen.schedule.model import SINGLE_TILE_MAX, Bucket, Rejection, Schedule, bucket_of
+from flashgen.spec.model import AttentionSpec
+from flashgen.target import Target, get_target
+
+if TYPE_CHECKING:
+    import torch
+
+    from flashgen.runtime.ahead import CompiledKernel
+
+MANIFEST_SCHEMA = 1
+Kernels = Literal["needed", "all"]
+
+# A module of such a name would be imported by the generated module in place of the real one.
+_TAKEN = frozenset({*sys.stdlib_module_names, "torch", "triton", "numpy"})
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel that was compiled ahead: what the budget said, and what the compiler reports.
+
+    files: names of its assembly and binary in the folder; rows: whether rows of 16-byte alignment
+    are asked for ("aligned") or not ("any").
+    """
+
+    schedule: Schedule
+    rows: Literal["aligned", "any"]
+    files: tuple[str, str]
+    budget_smem_bytes: int
+    smem_bytes: int
+    budget_regs_per_thread: int
+    regs_per_thread: int | None
+    spill_bytes: int | None
+
+    @property
+    def smem_difference_bytes(self) -> int:
+        """Compiler minus budget."""
+        return self.smem_bytes - self.budget_smem_bytes
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON types."""
+        return {
+            "schedule": self.schedule.to_dict(),
+            "rows": self.rows,
+            "files": list(self.files),
+            "budget_smem_bytes": self.budget_smem_bytes,
+            "smem_bytes": self.smem_bytes,
+            "smem_difference_bytes": self.smem_difference_bytes,
+            "budget_regs_per_thread": self.budget_regs_per_thread,
+            "regs_per_thread": self.regs_per_thread,
+            "spill_bytes": self.spill_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build wrote, and all that its manifest and report say."""
+
+    spec: AttentionSpec
+    target: Target
+    plan: Plan
+    out: Path
+    kernels: tuple[BuiltKernel, ...]
+    verification: Verification | None
+    warnings: tuple[str, ...]
+    not_served: tuple[str, ...]
+    versions: Mapping[str, str] = field(hash=False)
+    files: Mapping[str, str] = field(hash=False, default_factory=dict)
+
+    @property
+    def module(self) -> Path:
+        """The standalone Python module."""
+        return self.out / f"{module_name(self.plan)}.py"
+
+    @property
+    def manifest(self) -> Path:
+        return self.out / "manifest.json"
+
+    @property
+    def report(self) -> Path:
+        return self.out / "report.md"
+
+    @property
+    def verified(self) -> bool:
+        return self.verification is not None and self.verification.ok
+
+    def to_dict(self) -> dict[str, object]:
+        """The manifest."""
+        spec, target = self.spec, self.target
+        return {
+            "schema": MANIFEST_SCHEMA,
+            "name": spec.display_name,
+            "fingerprint": spec.fingerprint,
+            "spec": spec.canonical(),
+            "target": {"id": target.id, "name": target.name, "arch": target.arch},
+            "verified": self.verified,
+            "verification": self.verification and self.verification.to_dict(),
+            "callable": self.plan.name,
+            "arguments": ["q", "k", "v", *self.plan.arguments],
+            "returns": ["out", "lse"] if self.plan.has_lse else ["out"],
+            "schedules_chosen_by": self.plan.origin,
+            "schedules": [
+                {"bucket": bucket.to_dict(), "schedule": schedule.to_dict()}
+                for bucket, schedule in self.plan.choices
+            ],
+            "smem_limit_bytes": target.smem_per_block_bytes,
+            "shapes": shape_figures(Problem(spec, target), self.plan),
+            "kernels": [kernel.to_dict() for kernel in self.kernels],
+            "not_served": list(self.not_served),
+            "warnings": list(self.warnings),
+            "versions": dict(self.versions),
+            "generator_digest": generator_digest(),
+            "files": dict(self.files),
+        }
+
+    def __str__(self) -> str:
+        from flashgen.compiler.report import summary
+
+        return summary(self)
+
+
+def build(
+    spec: AttentionSpec,
+    out: str | Path,
+    *,
+    target: str | Target | None = None,
+    schedule: Schedule | None = None,
+    verify: bool = True,
+    kernels: Kernels = "needed",
+    return_lse: bool = True,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Write `spec`'s module, machine code, manifest.json and report.md into the folder `out`.
+
+    target: a GPU id (None: the GPU here, else the default of the catalogue); it need not be here.
+    schedule: one for all lengths. kernels: which machine code is written ahead, that of the spec's
+    shapes and of the general schedule ("needed"), or that of every schedule, for aligned rows and
+    for any ("all"); the module holds all schedules either way. return_lse: whether the module's
+    callable returns (out, lse). Verification runs on the target if it is here, else in Triton's
+    interpreter.
+
+    Raises NotServedError, ScheduleError and TargetError before anything is written, FlashgenError
+    for a folder that cannot be written; VerificationError after all is written, the manifest
+    saying so.
+    """
+    choose.check_served(spec)
+    say = progress or (lambda step: None)
+    given = get_target(target) if isinstance(target, str) else target
+    folder = Path(out)
+    with Compilers() as compilers:  # it imports torch while this process imports and plans
+        say("loading torch and triton")
+        device, chosen = _device_and_target(given)
+        say(f"planning {spec.display_name} for {chosen.id}")
+        problem = Problem(spec, chosen)
+        plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=return_lse)
+        jobs = _jobs(spec, plan, kernels)
+        _make_folder(folder)
+        compilers.submit(problem, plan, path, jobs)
+        verification = None
+        if verify:
+            verification = verify_plan(spec, chosen, plan, path, device=device, progress=say)
+        compiled = {}
+        for number, (job, found) in enumerate(compilers.results(), 1):
+            say(f"compiling {spec.display_name}: {number} of {len(jobs)}, {job}")
+            compiled[job] = found
+    say(f"writing {folder}")
+    result = _written(problem, plan, folder, compiled, verification)
+    if verification is not None and not verification.ok:
+        try:
+            verification.check()
+        except VerificationError as error:
+            raise VerificationError(f"{error}\n  hint: {result.report} has every case.") from None
+    return result
+
+
+def module_name(plan: Plan) -> str:
+    """Name of the standalone module: the callable's, unless another module has it."""
+    return f"attention_{plan.name}" if plan.name in _TAKEN else plan.name
+
+
+def kernel_file(plan: Plan, job: Job) -> str:
+    """Name, without suffix, of a kernel's files: `llama3_8b.loop_128x64_w8_s3`."""
+    s = job.schedule
+    cap = "" if s.maxnreg is None else f"_r{s.maxnreg}"
+    rows = "" if job.aligned else "_any_rows"
+    return (
+        f"{module_name(plan)}.{s.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
+        f"{cap}{rows}"
+    )
+
+
+def shape_figures(problem: Problem, plan: Plan) -> list[dict[str, object]]:
+    """For each of the spec's shapes: its schedule, and by the budget what one launch does.
+
+    time_floor_us is the roofline's; inputs are not known here: what they hide counts as visible.
+    """
+    from flashgen.passes.count import visible_pairs, visited_tiles
+    from flashgen.schedule.budget import budget
+    from flashgen.schedule.roofline import roofline
+
+    chosen = dict(plan.choices)
+    found: list[dict[str, object]] = []
+    for shape in problem.spec.shapes:
+        schedule = chosen[bucket_of(shape.q_len, shape.kv_len)]
+        figures = budget(problem, schedule.kernel).figures(
+            schedule,
+            shape,
+            visited_tiles=visited_tiles(problem.spec, shape, schedule.block_m, schedule.block_n),
+            visible_pairs=visible_pairs(problem.spec, shape),
+        )
+        floor = roofline(
+            figures.matmul_flops, figures.dram_bytes, problem.target, problem.spec.dtype.q
+        )
+        found.append(
+            {
+                **asdict(shape),
+                "schedule": str(schedule),
+                **asdict(figures),
+                "time_floor_us": floor.time_us,
+                "bound": floor.bound,
+            }
+        )
+    return found
+
+
+def _device_and_target(given: Target | None) -> tuple[torch.device, Target]:
+    """Where to verify, and what to build for."""
+    import torch
+
+    cpu = torch.device("cpu")
+    if not torch.cuda.is_available():
+        return cpu, given or choose.target_of(cpu)
+    here = torch.device("cuda", torch.cuda.current_device())
+    if given is None:
+        return here, choose.target_of(here)
+    major, minor = torch.cuda.get_device_capability(here)
+    same = given.vendor == "nvidia" and given.compute_capability == 10 * major + minor
+    return (here if same else cpu), given
+
+
+def _jobs(spec: AttentionSpec, plan: Plan, kernels: Kernels) -> tuple[Job, ...]:
+    """What to compile ahead: the schedules of the spec's shapes and the most general, or all."""
+    chosen = dict(plan.choices)
+    if kernels == "all":
+        schedules = dict.fromkeys(chosen.values())
+        return tuple(Job(s, aligned) for aligned in (False, True) for s in schedules)
+    short = Bucket(None, SINGLE_TILE_MAX)
+    wanted = [bucket_of(s.q_len, s.kv_len) for s in spec.shapes] or [short]
+    schedules = dict.fromkeys(chosen[bucket] for bucket in (Bucket(None, None), *wanted))
+    return tuple(Job(schedule, aligned=True) for schedule in schedules)
+
+
+def _written(
+    problem: Problem,
+    plan: Plan,
+    folder: Path,
+    compiled: Mapping[Job, CompiledKernel],
+    verification: Verification | None,
+) -> BuildResult:
+    """Write the files, the manifest last: it names all others with their digests."""
+    from flashgen.compiler.report import report
+
+    spec = problem.spec
+    contents: dict[str, bytes] = {f"{module_name(plan)}.py": plan.text.encode()}
+    kernels = []
+    for job, found in compiled.items():
+        stem = kernel_file(plan, job)
+        files = (f"{stem}.{found.assembly_kind}", f"{stem}.{found.binary_kind}")
+        contents |= {files[0]: found.assembly.encode(), files[1]: found.binary}
+        kernels.append(_built(problem, job, found, files))
+    result = BuildResult(
+        spec=spec,
+        target=problem.target,
+        plan=plan,
+        out=folder,
+        kernels=tuple(kernels),
+        verification=verification,
+        warnings=(*spec.warnings(), *_kernel_warnings(kernels)),
+        not_served=("backward",) if spec.backward else (),
+        versions=_versions(),
+    )
+    contents["report.md"] = report(result).encode()
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    result = replace(result, files=digests)
+    for name, data in contents.items():
+        _write(folder / name, data)
+    manifest = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    _write(result.manifest, manifest.encode())
+    return result
+
+
+def _built(
+    problem: Problem, job: Job, found: CompiledKernel, files: tuple[str, str]
+) -> BuiltKernel:
+    """ScheduleError where the compiler needs more shared memory than the target has."""
+    from flashgen.schedule.budget import budget
+
+    limit = problem.target.smem_per_block_bytes
+    needs = budget(problem, job.schedule.kernel)
+    planned = needs.smem_bytes_of(job.schedule)
+    if found.smem_bytes > limit:
+        rejection = Rejection("smem_bytes", found.smem_bytes, limit)
+        raise ScheduleError(
+            f"{problem.name}: {job}: {rejection} (the budget said {planned} B)\n"
+            "  hint: pass a schedule with a smaller tile or fewer stages.",
+            [rejection],
+        )
+    return BuiltKernel(
+        schedule=job.schedule,
+        rows="aligned" if job.aligned else "any",
+        files=files,
+        budget_smem_bytes=planned,
+        smem_bytes=found.smem_bytes,
+        budget_regs_per_thread=needs.regs_per_thread_of(job.schedule),
+        regs_per_thread=found.regs_per_thread,
+        spill_bytes=found.spill_bytes,
+    )
+
+
+def _kernel_warnings(kernels: Sequence[BuiltKernel]) -> list[str]:
+    return [
+        f"{kernel.schedule} ({kernel.rows} rows): "
+        f"{kernel.spill_bytes} B of registers spilled per thread"
+        for kernel in kernels
+        if kernel.spill_bytes
+    ]
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    import torch
+    import triton
+
+    from flashgen import __version__
+
+    return {
+        "flashgen": __version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _make_folder(folder: Path) -> None:
+    """Make `folder`, and see that a file can be made in it before time is spent on its contents."""
+
+    def probe() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".flashgen-")
+        os.close(handle)
+        Path(name).unlink()
+
+    _or_explain(folder, probe)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Readers see the old file or the new one, never half of it."""
+
+    def exchange() -> None:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+            Path(temporary).chmod(0o666 & ~_umask())
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    _or_explain(path, exchange)
+
+
+def _or_explain(path: Path, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except OSError as error:
+        raise FlashgenError(
+            f"{path}: cannot be written ({error.strerror or type(error).__name__})\n"
+            "  hint: choose a folder that can be written, with some MB of room."
+        ) from error
+
+
+def _umask() -> int:
+    """The process's umask; Python can only read it by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,128 @@
+"""The command in a process of its own: imports, time, signals, pipes, a real build."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import MINIMAL, environment, run_process
+
+HEAVY = ("torch", "triton", "optuna")
+QUICK = [
+    (),
+    ("list",),
+    ("list", "--targets", "--json"),
+    ("show", "gemma2_local"),
+    ("show", "gemma2_local", "--graph"),
+    ("show", "modernbert_local", "--bounds"),
+    ("show", "llama3_8b", "--spec"),
+    ("schema",),
+    ("doctor", "--json"),
+]
+NEED_NO_SYMPY = {"list", "schema", "doctor"}
+
+# Runs a command, then says what it imported and how much processor time it took.
+PROGRAM = """
+import resource, sys
+from flashgen.cli.entry import main
+sys.argv = ["flashgen", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+used = resource.getrusage(resource.RUSAGE_SELF)
+loaded = [name for name in ("torch", "triton", "optuna", "sympy") if name in sys.modules]
+print(code or 0, used.ru_utime + used.ru_stime, *loaded, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+def test_answers_in_two_seconds_without_torch(arguments: tuple[str, ...]) -> None:
+    """Processor time, the least of some runs: what else the machine does is not to be counted."""
+    seconds = []
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment(),
+        )
+        code, used, *loaded = done.stderr.splitlines()[-1].split()
+        assert not set(loaded) & set(HEAVY)
+        assert "sympy" not in loaded or arguments[0] not in NEED_NO_SYMPY
+        assert code == ("0" if arguments else "2")  # no command: the help, as wrong usage
+        seconds.append(float(used))
+        if seconds[-1] < 2.0:
+            break
+    assert min(seconds) < 2.0
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "flashgen", "list", "--json"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment(),
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_interrupt_ends_with_130(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flashgen", "build", "llama3_8b", "-o", str(tmp_path / "out")]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith("...\n")  # it is at work
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT)  # to a shell, both are 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.endswith("interrupted\n")
+
+
+def test_build_and_its_manifest(tmp_path: Path) -> None:
+    spec, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    spec.write_text(MINIMAL + "mask: causal\n", "utf-8")
+    start = time.monotonic()
+    done = run_process("build", str(spec), "-o", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("out") == str(out)
+    assert told == json.loads((out / "manifest.json").read_text("utf-8"))
+    assert told["verified"] is True
+    assert {path.name for path in out.iterdir()} == {*told["files"], "manifest.json"}
+    if time.monotonic() - start > 5:
+        assert "..." in done.stderr  # progress
+
+
+def test_build_without_verifying_says_so(tmp_path: Path) -> None:
+    spec, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    spec.write_text(MINIMAL, "utf-8")
+    done = run_process("build", str(spec), "-o", str(out), "--no-verify", "--target", "nvidia-l4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tiny for NVIDIA L4: unverified\n")
+    assert json.loads((out / "manifest.json").read_text("utf-8"))["verified"] is False
+
+
+def test_verify_prints_every_case(tmp_path: Path) -> None:
+    spec = tmp_path / "tiny.yaml"
+    spec.write_text(MINIMAL, "utf-8")
+    done = run_process("verify", str(spec), "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    first, *cases = done.stdout.splitlines()
+    assert first.startswith("tiny: verified, ")
+    assert sum(case.startswith("  ok ") for case in cases) == int(first.split()[2])

@@ -1,0 +1,294 @@
+"""`build`: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, reference
+from flashgen.compiler import BuildResult, build, building
+from flashgen.compiler.machine_code import Compilers, Job
+from flashgen.compiler.verification import CaseResult, Verification
+from flashgen.errors import (
+    CompileError,
+    FlashgenError,
+    FlashgenWarning,
+    NotServedError,
+    ScheduleError,
+    TargetError,
+    VerificationError,
+)
+from flashgen.problem import Problem
+from flashgen.runtime.said import forget
+from flashgen.schedule.model import Schedule
+from flashgen.target import get_target
+
+TARGET = "nvidia-h200"
+
+
+def test_folder_holds_what_the_manifest_names(built: BuildResult) -> None:
+    manifest = json.loads(built.manifest.read_text())
+    assert set(manifest["files"]) | {"manifest.json"} == {p.name for p in built.out.iterdir()}
+    for name, digest in manifest["files"].items():
+        assert hashlib.sha256((built.out / name).read_bytes()).hexdigest() == digest
+    assert {Path(name).suffix for name in manifest["files"]} == {".py", ".ptx", ".cubin", ".md"}
+
+
+def test_manifest(built: BuildResult, small: AttentionSpec) -> None:
+    manifest = json.loads(built.manifest.read_text())
+    assert manifest == json.loads(json.dumps(built.to_dict()))
+    assert manifest["schema"] == 1
+    assert manifest["fingerprint"] == small.fingerprint
+    assert manifest["spec"] == small.canonical()
+    assert manifest["target"]["id"] == TARGET
+    assert manifest["verified"] is True
+    assert manifest["verification"]["ok"] is True
+    assert manifest["arguments"] == ["q", "k", "v", "prefix"]
+    assert manifest["returns"] == ["out", "lse"]
+    assert set(manifest["versions"]) == {"flashgen", "torch", "triton", "python"}
+    assert len(manifest["generator_digest"]) == 64
+    assert manifest["shapes"][0]["kv_len"] == 4096
+    assert manifest["shapes"][0]["dram_bytes"] > 2 * 4096 * 16 * 2
+
+
+def test_kernels_report_compiler_beside_budget(built: BuildResult) -> None:
+    kinds = {kernel.schedule.kernel for kernel in built.kernels}
+    assert kinds == {"loop", "single_tile"}
+    for kernel in built.kernels:
+        assert kernel.smem_bytes == kernel.budget_smem_bytes + kernel.smem_difference_bytes
+        assert 0 < kernel.smem_bytes <= get_target(TARGET).smem_per_block_bytes
+        assert kernel.regs_per_thread is not None
+        assert kernel.budget_regs_per_thread <= kernel.regs_per_thread <= 255
+        assert kernel.spill_bytes == 0
+        assert b".target sm_90a" in (built.out / kernel.files[0]).read_bytes()
+        assert (built.out / kernel.files[1]).read_bytes()[:4] == b"\x7fELF"
+
+
+def test_the_shapes_schedule_is_compiled_ahead(built: BuildResult) -> None:
+    decode = built.to_dict()["shapes"][0]["schedule"]  # type: ignore[index]
+    assert decode in {str(kernel.schedule) for kernel in built.kernels}
+
+
+def test_report_is_for_reading(built: BuildResult) -> None:
+    text = built.report.read_text()
+    for part in (
+        "# small",
+        "A small causal spec.",
+        "NVIDIA H200",
+        "`small(q, k, v, prefix=) -> (out, lse)`",
+        "Visited: key tiles with `0 ≤ k < Min(",
+        "compiler − budget",
+        "Everything that the spec asks for is served.",
+        "verified, ",
+    ):
+        assert part in text
+    assert "| ok |" in text
+    assert str(built).startswith("small for NVIDIA H200")
+
+
+# However flashgen is installed (a path, an editable install's finder), it is not there.
+BLOCK = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] == 'flashgen':
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+STANDALONE = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch
+from small import small
+assert not any(name == "flashgen" or name.startswith("flashgen.") for name in sys.modules)
+try:
+    import flashgen
+except ImportError:
+    pass
+else:
+    raise SystemExit("flashgen can be imported, so this shows nothing")
+saved = torch.load({saved!r})
+out, lse = small(saved["q"], saved["k"], saved["v"], prefix=saved["prefix"])
+torch.save((out, lse), {result!r})
+"""
+
+
+def test_module_works_without_flashgen(
+    built: BuildResult, small: AttentionSpec, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 33, 16).half() for heads in (4, 2, 2))
+    prefix = torch.tensor([40, 7], dtype=torch.int32)
+    saved, result = tmp_path / "saved.pt", tmp_path / "result.pt"
+    torch.save({"q": q, "k": k, "v": v, "prefix": prefix}, saved)
+    script = STANDALONE.format(folder=str(built.out), saved=str(saved), result=str(result))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK + script],
+        env={**environment, "TRITON_INTERPRET": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    out, lse = torch.load(result)
+    given = {"prefix": prefix}
+    exact, usual = (f(small, q, k, v, inputs=given) for f in (reference.attention, reference.eager))
+    assert reference.compare(out, lse, *exact, usual[0], eager_lse=usual[1]).ok
+
+
+def test_a_second_build_overwrites(
+    built: BuildResult, small: AttentionSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "small.py").write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    result = build(small, tmp_path, target=TARGET, verify=False)
+    assert result.module.read_text() == built.module.read_text()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert json.loads(result.manifest.read_text())["verified"] is False
+    assert "Not verified" in result.report.read_text()
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_backward_is_reported_as_not_served(small: AttentionSpec, tmp_path: Path) -> None:
+    spec = AttentionSpec(name="trained", head_dim=16, dtype="fp16", backward=True)
+    result = build(spec, tmp_path, target=TARGET, verify=False)
+    assert result.not_served == ("backward",)
+    assert json.loads(result.manifest.read_text())["not_served"] == ["backward"]
+    assert "no kernel family serves them yet" in result.report.read_text()
+    assert "not served: backward" in str(result)
+
+
+def test_nothing_is_written_for_what_is_not_served(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    paged = AttentionSpec(head_dim=64, dtype="bf16", kv_cache={"paged": {"page_size": 16}})
+    with pytest.raises(NotServedError, match="kv_cache: paged") as found:
+        build(paged, out, target=TARGET)
+    assert found.value.exit_code == 4
+    with pytest.raises(TargetError, match="unknown GPU"):
+        build(AttentionSpec(head_dim=64, dtype="bf16"), out, target="nvidia-h900")
+    with pytest.raises(ScheduleError, match="head_dim 1024"):
+        build(AttentionSpec(head_dim=1024, dtype="bf16"), out, target=TARGET)
+    large = Schedule(block_m=256, block_n=256, num_warps=8, num_stages=4)
+    with pytest.raises(ScheduleError, match="smem_bytes: needs"):
+        build(AttentionSpec(head_dim=128, dtype="bf16"), out, target=TARGET, schedule=large)
+    assert not out.exists()
+
+
+def test_a_folder_that_is_a_file(small: AttentionSpec, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(FlashgenError, match=r"out: cannot be written \(File exists\)"):
+        build(small, tmp_path / "out", target=TARGET)
+
+
+def test_a_read_only_folder(small: AttentionSpec) -> None:
+    with pytest.raises(FlashgenError, match="cannot be written") as found:
+        build(small, "/proc/self/out", target=TARGET)
+    assert "hint: choose a folder" in str(found.value)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> tuple[int, str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(building.tempfile, "mkstemp", full)
+    with pytest.raises(FlashgenError, match="No space left on device"):
+        building._write(tmp_path / "small.py", b"text")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_kernel_is_written_as_unverified_and_raises(
+    built: BuildResult, small: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert built.verification is not None
+    wrong = CaseResult(built.verification.results[0].case, None, failure="RuntimeError: no")
+
+    def verdict(*_: object, **__: object) -> Verification:
+        assert built.verification is not None
+        return replace(built.verification, results=(wrong,))
+
+    monkeypatch.setattr(building, "verify_plan", verdict)
+    with pytest.raises(
+        VerificationError, match=r"small: WRONG in 1 of 1 cases[^$]*RuntimeError: no"
+    ):
+        build(small, tmp_path, target=TARGET)
+    assert json.loads((tmp_path / "manifest.json").read_text())["verified"] is False
+    assert "**WRONG**" in (tmp_path / "report.md").read_text()
+
+
+def test_all_kernels_for_aligned_rows_and_any(tmp_path: Path) -> None:
+    spec = AttentionSpec(name="one", head_dim=16, dtype="fp16")
+    schedule = Schedule(block_m=16, block_n=16, num_warps=4, num_stages=1)
+    result = build(
+        spec,
+        tmp_path,
+        target=TARGET,
+        schedule=schedule,
+        verify=False,
+        kernels="all",
+        return_lse=False,
+    )
+    assert [kernel.rows for kernel in result.kernels] == ["any", "aligned"]
+    assert (tmp_path / "one.loop_16x16_w4_s1.cubin").is_file()
+    assert (tmp_path / "one.loop_16x16_w4_s1_any_rows.ptx").is_file()
+    assert result.to_dict()["returns"] == ["out"]
+    assert result.plan.origin == "given"
+
+
+def test_an_amd_target(tmp_path: Path) -> None:
+    spec = AttentionSpec(name="amd", head_dim=16, dtype="fp16")
+    result = build(spec, tmp_path, target="amd-mi300x", verify=False)
+    suffixes = {Path(name).suffix for kernel in result.kernels for name in kernel.files}
+    assert suffixes == {".amdgcn", ".hsaco"}
+    assert all(kernel.smem_bytes <= 65536 for kernel in result.kernels)
+
+
+@pytest.mark.parametrize("name", ["torch", "json"])
+def test_a_module_hides_no_other(name: str, tmp_path: Path) -> None:
+    spec = AttentionSpec(name=name, head_dim=16, dtype="fp16")
+    schedule = Schedule(block_m=16, block_n=16, num_warps=4, num_stages=1)
+    result = build(spec, tmp_path, target=TARGET, schedule=schedule, verify=False)
+    assert result.module.name == f"attention_{name}.py"
+
+
+def test_triton_cache_that_cannot_be_written(
+    small: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    forget()
+    schedule = Schedule(block_m=16, block_n=16, num_warps=4, num_stages=1)
+    with pytest.warns(FlashgenWarning, match="Triton's kernel cache cannot be written"):
+        result = build(small, tmp_path / "out", target=TARGET, schedule=schedule, verify=False)
+    assert result.kernels
+
+
+def test_a_helper_that_dies_says_why(built: BuildResult, tmp_path: Path) -> None:
+    with Compilers() as compilers:
+        job = Job(built.plan.choices[0][1], aligned=True)
+        problem = Problem(built.spec, built.target)
+        compilers.submit(problem, built.plan, tmp_path / "missing.py", (job,))
+        with pytest.raises(CompileError, match=r"ended early[^$]*missing.py"):
+            list(compilers.results())
+
+
+def test_a_kernel_that_does_not_compile(built: BuildResult, tmp_path: Path) -> None:
+    path = tmp_path / "broken" / "kernel.py"
+    path.parent.mkdir()
+    path.write_text(built.plan.text.replace("tl.dot(", "tl.no_such_thing("))
+    with Compilers() as compilers:
+        job = Job(built.plan.choices[0][1], aligned=True)
+        compilers.submit(Problem(built.spec, built.target), built.plan, path, (job,))
+        with pytest.raises(CompileError, match=r"no_such_thing[^$]*hint: the source is"):
+            list(compilers.results())

@@ -1,0 +1,264 @@
+"""`verify` passes right kernels, finds wrong ones, and draws what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec
+from flashgen.compiler import choose, verify
+from flashgen.compiler.cases import STRIDES, Case, cases_of, edge_lengths, representatives
+from flashgen.compiler.draw import draw, embed, needs_positive
+from flashgen.compiler.verification import Verification, verify_plan
+from flashgen.errors import NotServedError, VerificationError
+from flashgen.runtime.artifact import Plan
+from flashgen.schedule.model import Schedule
+from flashgen.spec.parts import Shape
+from flashgen.target import get_target
+
+TARGET = "nvidia-h200"
+CPU = torch.device("cpu")
+TILE = Schedule(block_m=16, block_n=16, num_warps=4, num_stages=1)
+
+
+def everything(**fields: object) -> AttentionSpec:
+    """Documents, a prefix, a dense mask, a bias, a table, a sink and kv_lens in one spec."""
+    return AttentionSpec(
+        **{
+            "name": "everything",
+            "head_dim": {"qk": 24, "v": 16},
+            "dtype": "fp16",
+            "mask": [
+                {"expr": "k <= q or k < prefix[b]"},
+                {"same": "doc"},
+                {"expr": "shown[b, row, k]"},
+            ],
+            "score": [
+                {"bias": {"tensor": "rel"}},
+                {"expr": "s + table[h, max(min(k - q, 4), -4) + 4]"},
+            ],
+            "inputs": {
+                "prefix": {"shape": ["batch"], "dtype": "int32"},
+                "doc": {"shape": ["batch", "kv_len"], "dtype": "int64"},
+                "shown": {"shape": ["batch", "q_len", "kv_len"], "dtype": "bool"},
+                "rel": {"shape": ["q_heads", "q_len", "kv_len"], "dtype": "fp16"},
+                "table": {"shape": ["q_heads", 9], "dtype": "fp32"},
+            },
+            "sink": "per_head",
+            "kv_lens": "per_batch",
+            **fields,
+        }
+    )
+
+
+def test_right_kernels_pass() -> None:
+    steps: list[str] = []
+    result = verify(everything(), target=TARGET, device="cpu", progress=steps.append)
+    assert result.ok, str(result)
+    result.check()
+    assert len(steps) == len(result.results)
+    kinds = {case.case.schedule.kernel for case in result.results}
+    assert kinds == {"loop", "single_tile"}
+    assert 0 < result.worst.share <= 1
+    assert result.to_dict()["ok"] is True
+    assert "the CPU, interpreted" in result.summary
+
+
+def test_bf16_and_the_other_layout() -> None:
+    spec = AttentionSpec(name="bshd", head_dim=16, dtype="bf16", layout="bshd", mask="causal")
+    result = verify(spec, target=TARGET, device="cpu", schedule=TILE)
+    assert result.ok, str(result)
+    assert result.schedules == (TILE,)
+    assert "bf16 in fp32" in result.notes[-1]
+
+
+def test_given_shapes() -> None:
+    spec = AttentionSpec(head_dim=16, dtype="fp16")
+    shapes = [Shape(1, 2, 1, 5, 40), Shape(2, 1, 1, 1, 3)]
+    result = verify(spec, target=TARGET, device="cpu", shapes=shapes)
+    assert [case.case.shape for case in result.results] == shapes
+    assert result.ok
+
+
+def test_unserved_specs_are_refused() -> None:
+    with pytest.raises(NotServedError):
+        verify(AttentionSpec(head_dim=16, dtype="fp16", dropout=0.5), device="cpu")
+
+
+# What is changed in the generated text, and how the verdict must notice.
+FAULTS = {
+    "mask off by one": ("(kv_idx <= q_idx)", "(kv_idx < q_idx)"),
+    "lse in base 2": ("LN_2 = tl.constexpr(0.6931471805599453)", "LN_2 = tl.constexpr(1.0)"),
+    "output not written": ("tl.store(out_base", "tl.store(lse_base"),
+    "masked value leaks": (
+        "v_tile = tl.where(v_finite[:, None] > 0",
+        "v_tile = tl.where(v_finite[:, None] >= 0",
+    ),
+    "scale missing": ("QK_SCALE_LOG2 = tl.constexpr(", "QK_SCALE_LOG2 = tl.constexpr(2 * "),
+    "wrong head": ("hk = h // GQA_GROUP", "hk = h * 0"),
+}
+
+
+@pytest.fixture(scope="module")
+def causal() -> tuple[AttentionSpec, Plan]:
+    spec = AttentionSpec(name="wrong", head_dim=16, dtype="fp16", heads={"group": 2}, mask="causal")
+    plan, _ = choose.plan(spec, get_target(TARGET), schedule=TILE, has_lse=True)
+    return spec, plan
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str, causal: tuple[AttentionSpec, Plan], tmp_path: Path) -> None:
+    spec, plan = causal
+    right, wrong = FAULTS[fault]
+    assert right in plan.text
+    result = _verified(spec, replace(plan, text=plan.text.replace(right, wrong)), tmp_path)
+    assert not result.ok
+    with pytest.raises(VerificationError, match="WRONG in"):
+        result.check()
+
+
+def _verified(spec: AttentionSpec, plan: Plan, folder: Path) -> Verification:
+    path = folder / "kernel.py"
+    path.write_text(plan.text)
+    return verify_plan(spec, get_target(TARGET), plan, path, device=CPU)
+
+
+def test_a_kernel_that_raises_is_wrong(causal: tuple[AttentionSpec, Plan], tmp_path: Path) -> None:
+    spec, plan = causal
+    result = _verified(
+        spec, replace(plan, text=plan.text.replace("tl.dot(", "tl.missing(")), tmp_path
+    )
+    assert all(case.failure and "missing" in case.failure for case in result.results)
+    assert result.to_dict()["ok"] is False
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def plan_of(spec: AttentionSpec) -> Plan:
+    return choose.plan(spec, get_target(TARGET), has_lse=True)[0]
+
+
+def test_on_a_gpu_every_schedule_has_cases() -> None:
+    spec = AttentionSpec(head_dim=64, dtype="bf16", mask="causal")
+    plan = plan_of(spec)
+    cases = cases_of(spec, plan, interpreted=False)
+    assert {case.schedule for case in cases} == {schedule for _, schedule in plan.choices}
+    assert {case.strides for case in cases} == set(STRIDES)
+    groups = {case.shape.q_heads // case.shape.kv_heads for case in cases}
+    assert groups == {1, 2, 6}
+    lengths = [(case.shape.q_len, case.shape.kv_len) for case in cases]
+    assert any(q > k for q, k in lengths)
+    assert any(0 < q < k for q, k in lengths)
+    assert any(k == 0 for _, k in lengths)
+    general = plan.choices[-1][1]
+    m, n = general.block_m, general.block_n
+    own = [c.shape for c in cases if c.schedule == general]
+    assert {m - 1, 0, 1} <= {s.q_len % m for s in own}
+    assert 2 * m + 3 in {s.q_len for s in own}
+    assert any(s.kv_len % n == n - 1 for s in own)
+    assert any(s.kv_len % n == 1 for s in own)
+
+
+def test_interpreted_cases_are_few_and_cross_tiles() -> None:
+    spec = AttentionSpec(head_dim=128, dtype="bf16", heads={"group": 8}, mask="causal")
+    plan = plan_of(spec)
+    cases = cases_of(spec, plan, interpreted=True)
+    assert {case.schedule for case in cases} == set(representatives(plan))
+    first = cases[0]
+    assert first.shape.q_len > first.schedule.block_m
+    assert first.shape.kv_len > 2 * first.schedule.block_n
+    assert any(case.shape.kv_heads > 1 for case in cases)
+
+
+def test_edges_of_the_mask_get_cases() -> None:
+    spec = AttentionSpec(
+        head_dim=64, dtype="bf16", mask=["causal", {"window": {"left": 511}}, {"expr": "k < 900"}]
+    )
+    assert edge_lengths(spec) == (511, 900)
+    lengths = {case.shape.kv_len for case in cases_of(spec, plan_of(spec), interpreted=False)}
+    assert {512, 901} <= lengths
+
+
+def test_unreached_edges_are_noted() -> None:
+    spec = AttentionSpec(head_dim=16, dtype="fp16", mask=["causal", {"window": {"left": 60000}}])
+    result = verify(spec, target=TARGET, device="cpu", shapes=[Shape(1, 1, 1, 2, 5)])
+    assert any("60000" in note for note in result.notes)
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_views_lie_in_poison(strides: str, dtype: torch.dtype) -> None:
+    buffer = embed([2, 3, 4, 8], dtype, strides, CPU)  # type: ignore[arg-type]
+    assert tuple(buffer.view.shape) == (2, 3, 4, 8)
+    assert buffer.whole.isnan().all()
+    assert buffer.intact_around()
+    buffer.view[:1].fill_(1.0)
+    assert buffer.intact_around()
+    assert int((~buffer.whole.isnan()).sum()) == 3 * 4 * 8
+    aligned = buffer.view.data_ptr() % 16 == 0 and buffer.view.stride(-1) == 1
+    assert aligned == (strides in ("plain", "transposed", "expanded"))
+    first, last = buffer.view.storage_offset(), buffer.view[-1, -1, -1, -1].storage_offset()
+    for place in (first - 1, last + 1):
+        saved = buffer.whole[place].item()
+        buffer.whole[place] = 0.0
+        assert not buffer.intact_around()
+        buffer.whole[place] = saved
+
+
+def draws(spec: AttentionSpec, count: int = 6) -> list[object]:
+    shape = Shape(2, 2, 1, 9, 12)
+    return [draw(spec, Case(TILE, shape, "plain", i), CPU, wide=False) for i in range(count)]
+
+
+def test_inputs_cover_what_matters() -> None:
+    found = draws(everything())
+    lens = {int(n) for call in found for n in call.kv_lens}  # type: ignore[attr-defined]
+    assert {0, 12} <= lens
+    prefixes = {int(n) for call in found for n in call.inputs["prefix"]}  # type: ignore[attr-defined]
+    assert 0 in prefixes
+    assert max(prefixes) > 12
+    sinks = {float(x) for call in found for x in call.sink}  # type: ignore[attr-defined]
+    assert {100.0, -100.0} <= sinks
+    in_order = [
+        bool((ids.diff(dim=-1) >= 0).all())
+        for call in found
+        for ids in [call.inputs["doc"]]  # type: ignore[attr-defined]
+    ]
+    assert set(in_order) == {True, False}
+    shown = found[0].inputs["shown"]  # type: ignore[attr-defined]
+    assert (~shown).all(dim=2).any()
+    biases = [call.inputs["rel"] for call in found]  # type: ignore[attr-defined]
+    assert any(bias.isinf().any() for bias in biases)
+
+
+def test_unseen_keys_are_poison() -> None:
+    for call in draws(AttentionSpec(head_dim=16, dtype="fp16", kv_lens="per_batch")):
+        for batch, used in enumerate(call.kv_lens.tolist()):  # type: ignore[attr-defined]
+            assert call.k[batch, :, used:].isnan().all()  # type: ignore[attr-defined]
+            assert call.v[batch, :, used:].isnan().all()  # type: ignore[attr-defined]
+            assert not call.k[batch, :, :used].isnan().any()  # type: ignore[attr-defined]
+
+
+def test_divisors_are_positive() -> None:
+    spec = AttentionSpec(
+        head_dim=16,
+        dtype="fp16",
+        mask=[{"expr": "k // width[b] == q // width[b]"}],
+        score=[{"expr": "s * log(temperature)"}],
+        inputs={
+            "width": {"shape": ["batch"], "dtype": "int32"},
+            "temperature": {"shape": [], "dtype": "fp32"},
+        },
+    )
+    assert needs_positive(spec, "width")
+    assert needs_positive(spec, "temperature")
+    assert not needs_positive(everything(), "prefix")
+    for call in draws(spec):
+        assert int(call.inputs["width"].min()) > 0  # type: ignore[attr-defined]
