@@ -424,7 +424,7 @@ def _score_text(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Sco
     scale_log2 = repr(problem.softmax_scale * LOG2_E)
     if not problem.spec.score and problem.softmax_scale > 0:
         return Score(True, scale_log2, (), may_be_minus_inf=False)
-    shared, (final,) = sp.cse([score], symbols=sp.numbered_symbols("t", real=True))
+    shared, final = _with_shared_named(score)
     lines = [] if problem.softmax_scale else ["scores = scores * 0.0"]
     lines += [f"{name} = {printer.doprint(value)}" for name, value in shared]
     if QK not in score.free_symbols:  # a score of its own: still one for each row and key
@@ -434,6 +434,22 @@ def _score_text(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Sco
     elif final != QK:
         lines.append(f"scores = {printer.doprint(final)}")
     return Score(False, scale_log2, tuple(lines), may_be_minus_inf=_may_be_minus_inf(problem.spec))
+
+
+def _with_shared_named(score: sp.Expr) -> tuple[list[tuple[sp.Symbol, sp.Expr]], sp.Expr]:
+    """Subexpressions that occur more than once as (name, value), and the score in their terms.
+
+    A name of an integer is one too: functions and divisions of integers are printed in another way.
+    """
+    found, (final,) = sp.cse([score], symbols=sp.numbered_symbols("t", real=True))
+    shared: list[tuple[sp.Symbol, sp.Expr]] = []
+    typed: dict[sp.Symbol, sp.Symbol] = {}
+    for name, plain in found:
+        value = plain.xreplace(typed)
+        if getattr(value, "is_integer", False):
+            typed[name] = sp.Symbol(name.name, integer=True)
+        shared.append((typed.get(name, name), value))
+    return shared, final.xreplace(typed)
 
 
 def _may_be_minus_inf(spec: AttentionSpec) -> bool:

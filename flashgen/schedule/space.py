@@ -276,6 +276,7 @@ _SM90_TILES: tuple[tuple[int, bool, int, int, int, int, int | None], ...] = (
     (64, False, 64, 64, 4, 3, 128),
     (128, False, 64, 64, 4, 3, None),
     (128, True, 128, 64, 8, 3, None),
+    (256, True, 128, 64, 8, 3, None),  # fits where head_dim_v is smaller (192/128)
     (256, True, 128, 64, 8, 2, None),
     (256, True, 128, 64, 8, 1, None),
 )

@@ -50,7 +50,9 @@ def attend(
     return result
 
 
-def oracle(spec: AttentionSpec, *qkv: torch.Tensor, **others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(
+    spec: AttentionSpec, *qkv: torch.Tensor, **others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     reserved = {name: others.pop(name) for name in ("sink", "kv_lens") if name in others}
     return reference.attention(spec, *qkv, inputs=others, **reserved)
 

@@ -20,7 +20,10 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.target import Target, get_target
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 3, 7, 15, 16, 17, 31, 33, 48, 63, 65, 80, 96, 100, 127, 160, 192, 200, 255, 256])
+@pytest.mark.parametrize(
+    "head_dim",
+    [1, 2, 3, 7, 15, 16, 17, 31, 33, 48, 63, 65, 80, 96, 100, 127, 160, 192, 200, 255, 256],
+)
 def test_d1_d5_d9_any_head_dim(head_dim: int) -> None:
     assert_right({"head_dim": head_dim, "dtype": "fp32"}, (1, 2, 2, 4, 20), ("loop", 16, 16))
     assert_right({"head_dim": head_dim, "dtype": "fp16", "mask": ["causal"]}, (1, 1, 1, 17, 40))
@@ -49,7 +52,9 @@ def test_d3_head_dim_72_reads_nothing_beside_its_tensors() -> None:
 
 @pytest.mark.parametrize("target", ["nvidia-h200", "nvidia-h100-sxm", "nvidia-a100-80gb"])
 def test_d7_r8_head_dim_512_gets_small_tiles(target: str) -> None:
-    problem = Problem(AttentionSpec(head_dim=512, dtype="bf16", mask=["causal"]), get_target(target))
+    problem = Problem(
+        AttentionSpec(head_dim=512, dtype="bf16", mask=["causal"]), get_target(target)
+    )
     large = Schedule(block_m=64, block_n=32, num_warps=4, num_stages=3)
     if target.startswith("nvidia-h"):
         rejection = check(large, problem)
@@ -69,7 +74,11 @@ def test_d8_length_and_head_dim_swapped() -> None:
     with pytest.raises(ScheduleError) as error:
         choose(Problem(spec, get_target("nvidia-h200")), None)
     text = str(error.value)
-    for part in ("head_dim 1024", "the largest head_dim that fits here is", "[batch, heads, length, head_dim]"):
+    for part in (
+        "head_dim 1024",
+        "the largest head_dim that fits here is",
+        "[batch, heads, length, head_dim]",
+    ):
         assert part in text
     kernel = compile_spec(AttentionSpec(head_dim=64, dtype="fp32"))
     with pytest.raises(TensorError) as wrong:
@@ -110,7 +119,9 @@ def test_r5_r9_every_rejected_tile_is_listed() -> None:
         default_schedule(problem, bucket)
     assert error.value.rejections == space.rejections
     assert len(space.rejections) > 100
-    assert all(reason.limit == 1024 for _, reason in space.rejections if reason.reason == "smem_bytes")
+    assert all(
+        reason.limit == 1024 for _, reason in space.rejections if reason.reason == "smem_bytes"
+    )
     assert "smem_bytes: needs" in str(error.value)
     assert "target has 1024 B" in str(error.value)
 
@@ -126,7 +137,9 @@ def test_r7_the_model_and_the_reported_tiles_agree() -> None:
 
 def test_r9_a_schedule_that_does_not_fit_is_refused_with_the_reason() -> None:
     spec = AttentionSpec(head_dim=256, dtype="bf16")
-    kernel = compile_spec(spec, schedule=Schedule(block_m=256, block_n=256, num_warps=8, num_stages=4))
+    kernel = compile_spec(
+        spec, schedule=Schedule(block_m=256, block_n=256, num_warps=8, num_stages=4)
+    )
     q, k, v = (randn(1, 1, 4, 256, dtype=torch.bfloat16) for _ in range(3))
     with pytest.raises(ScheduleError, match=r"smem_bytes: needs \d+ B, target has 232448 B"):
         kernel(q, k, v)

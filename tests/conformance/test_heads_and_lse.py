@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from asked import assert_finite, assert_gradient_refused, assert_refused, assert_right, attend, oracle, randn
+from asked import (
+    assert_finite,
+    assert_gradient_refused,
+    assert_refused,
+    assert_right,
+    attend,
+    oracle,
+    randn,
+)
 
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.errors import TensorError
@@ -20,7 +28,9 @@ def test_g1_g3_any_number_of_query_heads(group: int, declared: bool) -> None:
     spec: dict[str, Any] = {"head_dim": 16, "dtype": "fp16", "mask": ["causal"]}
     if declared:
         spec["heads"] = {"group": group}
-    assert_right(spec, (1, 2 * group if group < 8 else group, 2 if group < 8 else 1, 1, 40), ("loop", 16, 64))
+    assert_right(
+        spec, (1, 2 * group if group < 8 else group, 2 if group < 8 else 1, 1, 40), ("loop", 16, 64)
+    )
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(33, 2), (3, 2), (2, 3), (1, 2), (4, 0)])
@@ -42,7 +52,9 @@ def test_g6_batched_groups_of_eight_at_head_dim_256(layout: str) -> None:
 
 
 def test_g6_g8_backward_is_refused() -> None:
-    assert_gradient_refused({"head_dim": 32, "dtype": "bf16", "mask": ["causal"]}, (1, 4, 2, 8, 8), "q", "k", "v")
+    assert_gradient_refused(
+        {"head_dim": 32, "dtype": "bf16", "mask": ["causal"]}, (1, 4, 2, 8, 8), "q", "k", "v"
+    )
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), [(96, 32), (33, 1), (0, 20), (20, 0), (17, 64)])
@@ -52,7 +64,9 @@ def test_l1_merged_parts_equal_one_call(prefix: int, suffix: int, head_dim: Any)
     qk, v_dim = spec.head_dim.qk, spec.head_dim.v
     q, k = randn(1, 2, 5, qk), randn(1, 2, prefix + suffix, qk, seed=1)
     v = randn(1, 2, prefix + suffix, v_dim, seed=2)
-    parts = [attend(spec, q, k[:, :, s], v[:, :, s]) for s in (slice(0, prefix), slice(prefix, None))]
+    parts = [
+        attend(spec, q, k[:, :, s], v[:, :, s]) for s in (slice(0, prefix), slice(prefix, None))
+    ]
     out, lse = merge([p[0] for p in parts], [p[1] for p in parts])
     whole, whole_lse = oracle(spec, q, k, v)
     assert torch.allclose(out.double(), whole, atol=2e-6)
@@ -94,7 +108,10 @@ def test_l3_gradients_of_lse_are_refused() -> None:
 
 # ---- groups 12 and 13 ------------------------------------------------------------------------------
 
-BIAS = {"score": [{"bias": {"tensor": "rel"}}], "inputs": {"rel": {"shape": ["q_len", "kv_len"], "dtype": "fp32"}}}
+BIAS = {
+    "score": [{"bias": {"tensor": "rel"}}],
+    "inputs": {"rel": {"shape": ["q_len", "kv_len"], "dtype": "fp32"}},
+}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,9 @@ def test_m5_a_bf16_bias_of_the_lowest_number_hides() -> None:
     lowest = torch.where(shown, 0.0, torch.finfo(torch.bfloat16).min).bfloat16()
     for tile in TILES:
         biased = attend(spec, q, k, v, tile=tile, rel=lowest)
-        masked = attend(AttentionSpec(head_dim=16, dtype="bf16", **DENSE), q, k, v, tile=tile, m=shown)
+        masked = attend(
+            AttentionSpec(head_dim=16, dtype="bf16", **DENSE), q, k, v, tile=tile, m=shown
+        )
         assert_finite(*biased)
         assert torch.allclose(biased[0].float(), masked[0].float(), atol=0.01)
         assert torch.allclose(biased[1], masked[1], atol=1e-4)
@@ -138,7 +140,9 @@ def test_m14_nothing_used_leaves_the_sink(tile: Any) -> None:
     spec = AttentionSpec(head_dim=16, dtype="bf16", sink="per_head", kv_lens="per_batch")
     q, k = randn(2, 1, 3, 16, dtype=torch.bfloat16), torch.full((2, 1, 32, 16), math.nan).bfloat16()
     k[1, :, :5] = 1.0
-    out, lse = attend(spec, q, k, k, tile=tile, sink=torch.tensor([0.5]), kv_lens=torch.tensor([0, 5]))
+    out, lse = attend(
+        spec, q, k, k, tile=tile, sink=torch.tensor([0.5]), kv_lens=torch.tensor([0, 5])
+    )
     assert torch.equal(out[0], torch.zeros(1, 3, 16).bfloat16())
     assert torch.equal(lse[0], torch.full((1, 3), 0.5))
     assert_finite(out, lse)
@@ -166,7 +170,9 @@ def test_m11_merging_empty_parts(layout: str) -> None:
     """Where both parts saw nothing the result is 0 and -inf, where one did it is the other."""
     out = [randn(2, 8, 8, 16, seed=n) for n in range(2)]
     lse = [randn(2, 8, 8, seed=n) for n in range(2)]
-    empty = [torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(n)) < 0.5 for n in range(2)]
+    empty = [
+        torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(n)) < 0.5 for n in range(2)
+    ]
     for part in range(2):
         lse[part][empty[part]] = MINUS_INF
         rows = empty[part].transpose(1, 2) if layout == "bshd" else empty[part]

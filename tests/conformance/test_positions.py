@@ -56,11 +56,16 @@ def test_a1_rows_above_the_triangle_are_empty(tile: Any) -> None:
 @pytest.mark.parametrize("align", ["bottom_right", "top_left"])
 @pytest.mark.parametrize("queries", [1, 3, 7])
 def test_a2_few_queries_many_keys(queries: int, align: str) -> None:
-    assert_right({"head_dim": 128, "dtype": "fp16", "mask": ["causal"], "align": align}, (1, 2, 1, queries, 128))
+    assert_right(
+        {"head_dim": 128, "dtype": "fp16", "mask": ["causal"], "align": align},
+        (1, 2, 1, queries, 128),
+    )
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("left", "right"), [(4, None), (4, 0), (0, 0), (3, 2), (None, 2), (0, None), (None, 0)])
+@pytest.mark.parametrize(
+    ("left", "right"), [(4, None), (4, 0), (0, 0), (3, 2), (None, 2), (0, None), (None, 0)]
+)
 def test_a5_windows_include_both_ends(left: int | None, right: int | None, tile: Any) -> None:
     window = {side: n for side, n in (("left", left), ("right", right)) if n is not None}
     found = shown(spec_of(16, mask=[{"window": window}]), 16, 16, tile)
@@ -100,7 +105,9 @@ ALIBI: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("mask", [[], ["causal"], [{"window": {"left": 20, "right": 3}}], [{"expr": "k >= q"}]])
+@pytest.mark.parametrize(
+    "mask", [[], ["causal"], [{"window": {"left": 20, "right": 3}}], [{"expr": "k >= q"}]]
+)
 def test_a12_a13_alibi_of_a_cache_equals_that_of_the_whole(mask: Any) -> None:
     spec = AttentionSpec(**ALIBI, mask=mask)
     q, k, v = (randn(1, 4, 64, 16, seed=n) for n in range(3))
@@ -134,7 +141,12 @@ def test_u2_a_window_wider_than_the_sequence_hides_nothing() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_c17_a_mask_that_depends_on_the_batch(batch: int) -> None:
-    for mask in ("b % 2 == 0 or k <= q", "k < 3 * b + 1", "hk == 0 and k <= q or h == 1", "k < limit[b]"):
+    for mask in (
+        "b % 2 == 0 or k <= q",
+        "k < 3 * b + 1",
+        "hk == 0 and k <= q or h == 1",
+        "k < limit[b]",
+    ):
         inputs = {"limit": {"shape": ["batch"], "dtype": "int32"}} if "limit" in mask else {}
         spec = {"head_dim": 16, "dtype": "fp32", "mask": [{"expr": mask}], "inputs": inputs}
         assert_right(spec, (batch, 2, 1, 8, 20))

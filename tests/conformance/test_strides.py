@@ -107,7 +107,12 @@ def test_s6_masked_keys_hold_anything(value: float) -> None:
 @pytest.mark.parametrize("row", ["s7", "s11"])
 def test_paged_caches_are_refused(row: str) -> None:
     size = 4 if row == "s11" else 16
-    spec = {"head_dim": 64, "dtype": "bf16", "kv_cache": {"paged": {"page_size": size}}, "kv_lens": "per_batch"}
+    spec = {
+        "head_dim": 64,
+        "dtype": "bf16",
+        "kv_cache": {"paged": {"page_size": size}},
+        "kv_lens": "per_batch",
+    }
     assert_refused(spec, "kv_cache: paged")
 
 
@@ -115,7 +120,11 @@ def test_paged_caches_are_refused(row: str) -> None:
 def test_s10_the_same_tensor_three_times(layout: str) -> None:
     spec = AttentionSpec(head_dim=16, dtype="fp32", mask=["causal"], layout=layout)
     x = randn(2, 20, 20, 16)
-    call = Call(spec, x[:, :2] if layout == "bhsd" else x[:, :, :2], *[x[:, :2] if layout == "bhsd" else x[:, :, :2]] * 2)
+    call = Call(
+        spec,
+        x[:, :2] if layout == "bhsd" else x[:, :, :2],
+        *[x[:, :2] if layout == "bhsd" else x[:, :, :2]] * 2,
+    )
     before = x.clone()
     for tile in TILES:
         assert_call_right(call, tile)

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from asked import assert_call_right, assert_finite, assert_gradient_refused, assert_refused, assert_right, attend, randn
+from asked import (
+    assert_call_right,
+    assert_finite,
+    assert_gradient_refused,
+    assert_refused,
+    assert_right,
+    attend,
+    randn,
+)
 from property.drawn import Call
 
 from flashgen import settings
@@ -36,14 +44,20 @@ def test_n3_softcap_of_large_scores() -> None:
 
 
 def test_n5_causal_fp16_inputs_times_three() -> None:
-    assert_right({"head_dim": 128, "dtype": "fp16", "mask": ["causal"]}, (1, 1, 1, 48, 48), magnitude=3.0)
+    assert_right(
+        {"head_dim": 128, "dtype": "fp16", "mask": ["causal"]}, (1, 1, 1, 48, 48), magnitude=3.0
+    )
 
 
 def test_n5_n3_backward_is_refused() -> None:
-    assert_gradient_refused({"head_dim": 64, "dtype": "fp16", "score": [{"softcap": 15.0}]}, (1, 1, 1, 8, 8), "q")
+    assert_gradient_refused(
+        {"head_dim": 64, "dtype": "fp16", "score": [{"softcap": 15.0}]}, (1, 1, 1, 8, 8), "q"
+    )
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", {"q": "fp8_e4m3", "out": "bf16"}, {"q": "bf16", "out": "fp8_e4m3"}])
+@pytest.mark.parametrize(
+    "dtype", ["fp8_e4m3", {"q": "fp8_e4m3", "out": "bf16"}, {"q": "bf16", "out": "fp8_e4m3"}]
+)
 def test_n7_n8_fp8_is_refused(dtype: Any) -> None:
     assert_refused({"head_dim": 64, "dtype": dtype}, "dtype: fp8_e4m3")
     assert_refused({"head_dim": 64, "dtype": dtype, "backward": True}, "dtype: fp8_e4m3")
@@ -78,7 +92,16 @@ def test_n12_a_finite_bias_is_not_scaled(head_dim: int, dtype: str) -> None:
     q, k, v = (randn(2, 2, 40, head_dim, seed=n).half() for n in range(3))
     bias = torch.rand(1, 2, 40, 40, generator=torch.Generator().manual_seed(3)) * 15 - 10
     for tile in (("loop", 16, 16), None):
-        assert_call_right(Call(spec, q, k, v, {"rel": bias.to(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[dtype]))}), tile)
+        assert_call_right(
+            Call(
+                spec,
+                q,
+                k,
+                v,
+                {"rel": bias.to(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[dtype]))},
+            ),
+            tile,
+        )
 
 
 @pytest.mark.parametrize("keys", [1, 5, 17, 33, 50])
@@ -87,7 +110,12 @@ def test_n13_the_tail_of_a_tile_holds_nothing(keys: int) -> None:
     for form in ("contiguous", "padded", "length_first"):
         forms = {"k": form, "v": form}
         assert_right({"head_dim": 64, "dtype": "fp16"}, (1, 1, 1, 8, keys), forms=forms)
-        assert_right({"head_dim": 40, "dtype": "fp16", "mask": ["causal"]}, (1, 1, 1, 8, keys), None, forms=forms)
+        assert_right(
+            {"head_dim": 40, "dtype": "fp16", "mask": ["causal"]},
+            (1, 1, 1, 8, keys),
+            None,
+            forms=forms,
+        )
 
 
 # ---- N11: compiled against eager, over the shipped specs -------------------------------------------
@@ -113,5 +141,8 @@ def test_n11_shipped_specs_equal_eager(name: str) -> None:
     width = {"qk": 24, "v": 16} if spec.head_dim.qk != spec.head_dim.v else 16
     fields["scale"] = spec.softmax_scale
     fields["mask"] = shortened(fields["mask"])
-    assert_right({**fields, "head_dim": width}, (1, heads, 1, min(queries, 16 if heads > 4 else queries), keys))
+    assert_right(
+        {**fields, "head_dim": width},
+        (1, heads, 1, min(queries, 16 if heads > 4 else queries), keys),
+    )
     assert_right({**fields, "head_dim": width}, (2, group, 1, 3, 70), ("loop", 16, 16))

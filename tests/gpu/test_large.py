@@ -33,7 +33,12 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> to
 
 
 def assert_part_right(
-    kernel: Attention, out: torch.Tensor, lse: torch.Tensor, *qkv: torch.Tensor, rows: range | None = None, **inputs: Any
+    kernel: Attention,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *qkv: torch.Tensor,
+    rows: range | None = None,
+    **inputs: Any,
 ) -> None:
     """A slice of a result (given with its operands) against the oracle."""
     call = Call(kernel.spec, *qkv, inputs=inputs)
@@ -124,9 +129,16 @@ def test_i7_a_long_sequence_with_everything_visible() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "heads", "length", "head_dim", "dtype"),
-    [(100_000, 10, 1, 16, "fp32"), (65_536, 16, 8, 80, "fp16"), (10_923, 6, 3, 8, "fp32"), (1, 70_000, 2, 16, "bf16")],
+    [
+        (100_000, 10, 1, 16, "fp32"),
+        (65_536, 16, 8, 80, "fp16"),
+        (10_923, 6, 3, 8, "fp32"),
+        (1, 70_000, 2, 16, "bf16"),
+    ],
 )
-def test_i9_i10_i12_more_than_65535_batches_or_heads(batch: int, heads: int, length: int, head_dim: int, dtype: str) -> None:
+def test_i9_i10_i12_more_than_65535_batches_or_heads(
+    batch: int, heads: int, length: int, head_dim: int, dtype: str
+) -> None:
     kernel = kernel_of(head_dim=head_dim, dtype=dtype)
     q = randn(batch, heads, length, head_dim, dtype=reference.torch_dtype(dtype))
     k = randn(batch, heads, 7, head_dim, dtype=reference.torch_dtype(dtype), seed=1)
@@ -139,7 +151,11 @@ def test_u11_qwen_like_layer_at_262144_needs_no_memory_beside_its_results() -> N
     """24:4 heads, d256, causal: peak extra memory is output and lse, the last rows are right."""
     length = 262_144
     kernel = kernel_of(head_dim=256, dtype="bf16", mask=["causal"], heads={"group": 6})
-    q, k, v = randn(1, 24, length, 256), randn(1, 4, length, 256, seed=1), randn(1, 4, length, 256, seed=2)
+    q, k, v = (
+        randn(1, 24, length, 256),
+        randn(1, 4, length, 256, seed=1),
+        randn(1, 4, length, 256, seed=2),
+    )
     assert q.numel() * q.element_size() > 2**31
     kernel(q[:, :, :1024], k[:, :, :1024], v[:, :, :1024])
     torch.cuda.synchronize()
@@ -152,7 +168,9 @@ def test_u11_qwen_like_layer_at_262144_needs_no_memory_beside_its_results() -> N
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
     results = out.numel() * out.element_size() + lse.numel() * lse.element_size()
-    print(f"\nN={length}: {start.elapsed_time(end):.0f} ms, extra memory {extra} B, results {results} B")
+    print(
+        f"\nN={length}: {start.elapsed_time(end):.0f} ms, extra memory {extra} B, results {results} B"
+    )
     assert results <= extra <= results + 1024  # the allocator rounds each block up to 512 B
     assert bool(torch.isfinite(lse).all())
     for rows in (range(length - 4, length), range(131_070, 131_074)):

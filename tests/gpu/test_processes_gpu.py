@@ -39,13 +39,17 @@ def counted() -> Iterator[list[str]]:
         knobs.runtime.jit_post_compile_hook = before
 
 
-def qkv(q_len: int, kv_len: int, batch: int = 1, heads: int = 2, head_dim: int = 64) -> list[torch.Tensor]:
+def qkv(
+    q_len: int, kv_len: int, batch: int = 1, heads: int = 2, head_dim: int = 64
+) -> list[torch.Tensor]:
     lengths = (q_len, kv_len, kv_len)
     return [torch.randn(batch, heads, n, head_dim, device="cuda").bfloat16() for n in lengths]
 
 
 def causal(**fields: Any) -> Attention:
-    return compile_spec(AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"], **fields), return_lse=True)
+    return compile_spec(
+        AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"], **fields), return_lse=True
+    )
 
 
 def test_c16_twenty_lengths_of_one_bucket_are_one_compile() -> None:

@@ -76,7 +76,9 @@ def test_every_seventh_length_up_to_a_thousand(dtype: str) -> None:
     spec = {"head_dim": 64, "dtype": dtype, "mask": ["causal"]}
     kernel = kernel_of(AttentionSpec(**spec))
     for length in range(1, 1001, 7):
-        call = built(Drawn(spec=spec, sizes=(1, 2, 1, length, 1 + length * 3 % 1000), seed=length), "cuda")
+        call = built(
+            Drawn(spec=spec, sizes=(1, 2, 1, length, 1 + length * 3 % 1000), seed=length), "cuda"
+        )
         comparison = _judged(kernel, call)
         assert comparison.ok, f"{length}: {comparison}"
 
@@ -84,7 +86,9 @@ def test_every_seventh_length_up_to_a_thousand(dtype: str) -> None:
 def _judged(kernel: Any, call: Call) -> Any:
     from property.drawn import held_against_oracle
 
-    return held_against_oracle(call, *kernel(call.q, call.k, call.v, **call.inputs, **call.reserved))
+    return held_against_oracle(
+        call, *kernel(call.q, call.k, call.v, **call.inputs, **call.reserved)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32"])
@@ -95,7 +99,9 @@ def test_d1_d9_head_dims(head_dim: int, dtype: str) -> None:
     assert comparison.ok, str(comparison)
 
 
-@pytest.mark.parametrize(("head_dim", "queries"), [(192, 256), (512, 256), ({"qk": 192, "v": 128}, 256)])
+@pytest.mark.parametrize(
+    ("head_dim", "queries"), [(192, 256), (512, 256), ({"qk": 192, "v": 128}, 256)]
+)
 def test_d7_d9_wide_heads(head_dim: Any, queries: int) -> None:
     for dtype in ("bf16", "fp16"):
         spec = {"head_dim": head_dim, "dtype": dtype}
@@ -140,7 +146,9 @@ def test_n1_huge_bf16_inputs() -> None:
     ids=["t1", "n5", "n3", "g1", "t11", "g6", "m2"],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_points_of_the_cases(fields: dict[str, Any], sizes: Any, magnitude: float, dtype: str) -> None:
+def test_points_of_the_cases(
+    fields: dict[str, Any], sizes: Any, magnitude: float, dtype: str
+) -> None:
     drawn = Drawn(spec={**fields, "dtype": dtype}, sizes=sizes, magnitude=magnitude)
     comparison = verdict(drawn, "cuda")
     assert comparison.ok, str(comparison)
@@ -162,7 +170,11 @@ def test_u1_interpreter_and_gpu_agree(dtype: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_s6_masked_and_unused_keys_hold_anything(value: float) -> None:
-    for fields in ({"mask": ["causal"]}, {"mask": [{"window": {"left": 40}}]}, {"kv_lens": "per_batch"}):
+    for fields in (
+        {"mask": ["causal"]},
+        {"mask": [{"window": {"left": 40}}]},
+        {"kv_lens": "per_batch"},
+    ):
         spec = AttentionSpec(head_dim=64, dtype="bf16", align="top_left", **fields)
         q, k, v = (torch.randn(2, 2, 300, 64, device="cuda").bfloat16() for _ in range(3))
         lengths = None

@@ -151,7 +151,10 @@ def verdict(drawn: Drawn, device: str = "cpu") -> Comparison:
     """
     comparison = judge(built(drawn, device), drawn.schedule)
     for attempt in range(1, TRIES):
-        if comparison.max_error <= comparison.bound and comparison.lse_error <= comparison.lse_bound:
+        if (
+            comparison.max_error <= comparison.bound
+            and comparison.lse_error <= comparison.lse_bound
+        ):
             break
         other = built(replace(drawn, seed=drawn.seed + 7919 * attempt), device)
         usual = held_against_oracle(other, *_oracle(other))
@@ -189,7 +192,9 @@ def built(drawn: Drawn, device: str = "cpu") -> Call:
     visible = reference.mask(spec, **sizes, inputs=others, kv_lens=kv_lens)
     # [batch, kv_heads, kv_len]: keys that no query of the group sees.
     group = sizes["q_heads"] // sizes["kv_heads"]
-    seen = visible.reshape(sizes["batch"], sizes["kv_heads"], group * sizes["q_len"], sizes["kv_len"])
+    seen = visible.reshape(
+        sizes["batch"], sizes["kv_heads"], group * sizes["q_len"], sizes["kv_len"]
+    )
     unseen = ~seen.any(dim=2)
 
     def operand(name: str, heads: str, length: str, dim: int) -> torch.Tensor:
@@ -220,7 +225,9 @@ def built(drawn: Drawn, device: str = "cpu") -> Call:
             for name, value in others.items()
         },
         sink=None if sink is None else _spread(sink.to(device), drawn.forms.get("sink", "")),
-        kv_lens=None if kv_lens is None else _spread(kv_lens.to(device), drawn.forms.get("kv_lens", "")),
+        kv_lens=None
+        if kv_lens is None
+        else _spread(kv_lens.to(device), drawn.forms.get("kv_lens", "")),
     )
 
 
@@ -259,7 +266,9 @@ def _input_values(declared: Input, sizes: Mapping[str, int], random: _Random) ->
     elif dtype.is_floating_point:
         value = random.normal(name, shape) * (0.3 if name == "slopes" else 2.0)
         if name.startswith("rel"):  # a bias that hides: all of it, some of it, nothing
-            hides = random.uniform(f"{name}_hides", shape) < random.pick(f"{name}_share", (0, 0, 0.4))
+            hides = random.uniform(f"{name}_hides", shape) < random.pick(
+                f"{name}_share", (0, 0, 0.4)
+            )
             value = torch.where(hides, -math.inf, value)
         value = value.to(dtype)
     elif name.startswith("doc"):
@@ -280,7 +289,12 @@ def _laid_out(value: torch.Tensor, form: str) -> torch.Tensor:
         "heads_last": ((length, batch, dim, heads), (1, 3, 0, 2)),
         "dim_outer": ((batch, heads, dim, length), (0, 1, 3, 2)),
     }
-    extra = {"padded": dim + 1, "padded_16": dim + 16 + -dim % 16, "fused": 3 * dim, "every_other": 2 * dim}
+    extra = {
+        "padded": dim + 1,
+        "padded_16": dim + 16 + -dim % 16,
+        "fused": 3 * dim,
+        "every_other": 2 * dim,
+    }
     if form in shapes:
         shape, order = shapes[form]
         view = _nan(shape, value).permute(order)

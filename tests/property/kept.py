@@ -6,7 +6,11 @@ from property.drawn import Drawn
 
 KEPT: tuple[Drawn, ...] = (
     # Scale 0 left a score of no shape.
-    Drawn(spec={"head_dim": 1, "dtype": "fp16", "scale": 0}, sizes=(1, 1, 1, 65, 65), tile=("loop", 16, 16)),
+    Drawn(
+        spec={"head_dim": 1, "dtype": "fp16", "scale": 0},
+        sizes=(1, 1, 1, 65, 65),
+        tile=("loop", 16, 16),
+    ),
     # A run-time scalar of type bool.
     Drawn(
         spec={
@@ -35,7 +39,13 @@ KEPT: tuple[Drawn, ...] = (
     ),
     # The lse of a row without a key was one rounding away from the sink.
     Drawn(
-        spec={"head_dim": 15, "dtype": "bf16", "sink": "per_head", "kv_lens": "per_batch", "scale": 0.3},
+        spec={
+            "head_dim": 15,
+            "dtype": "bf16",
+            "sink": "per_head",
+            "kv_lens": "per_batch",
+            "scale": 0.3,
+        },
         sizes=(3, 2, 2, 3, 3),
         tile=("loop", 32, 16),
         seed=3,
@@ -66,6 +76,30 @@ KEPT: tuple[Drawn, ...] = (
         sizes=(1, 3, 1, 15, 49),
         tile=("loop", 16, 32),
         seed=5,
+    ),
+    # The same where a distance occurs twice and has a name.
+    Drawn(
+        spec={
+            "head_dim": 4,
+            "dtype": "fp16",
+            "score": [{"expr": "s + 0.1 * log(1 + abs(q - k))"}, {"alibi": "slopes"}],
+            "inputs": {"slopes": {"shape": ["q_heads"], "dtype": "bf16"}},
+        },
+        sizes=(1, 1, 1, 4, 20),
+        tile=("loop", 16, 32),
+        seed=7,
+    ),
+    # A bias whose last two axes broadcast.
+    Drawn(
+        spec={
+            "head_dim": 16,
+            "dtype": "fp16",
+            "score": [{"bias": {"tensor": "rel"}}],
+            "inputs": {"rel": {"shape": ["batch", "q_heads", 1, 1], "dtype": "fp16"}},
+        },
+        sizes=(2, 2, 1, 20, 40),
+        tile=("loop", 16, 16),
+        seed=8,
     ),
     # tanh of small scores in fp32: 1 - 2 / (exp(2x) + 1) cancels.
     Drawn(

@@ -132,11 +132,46 @@ SCORES = (
 )
 BIASES = ("rel", "rel_heads", "rel_keys", "rel_pairs")
 HEAD_DIMS = (1, 2, 3, 5, 8, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 127, 128)
-EDGES = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 20, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 80, 97, 127, 128, 129)
+EDGES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    20,
+    31,
+    32,
+    33,
+    40,
+    47,
+    48,
+    49,
+    63,
+    64,
+    65,
+    80,
+    97,
+    127,
+    128,
+    129,
+)
 TILES = (("loop", 16, 16), ("loop", 16, 32), ("loop", 32, 16), ("loop", 32, 32), ("loop", 64, 16))
 DTYPES = ("fp16", "fp16", "fp32", "fp32", "bf16", "tf32")
-MIXED = ({"q": "fp16", "out": "fp32"}, {"q": "bf16", "out": "fp32"}, {"q": "fp32", "out": "fp16"}, {"q": "fp16", "out": "bf16"})
-MAX_WORK = 14  # (query tile, key tile) pairs that the interpreter walks in one example, where it can be
+MIXED = (
+    {"q": "fp16", "out": "fp32"},
+    {"q": "bf16", "out": "fp32"},
+    {"q": "fp32", "out": "fp16"},
+    {"q": "fp16", "out": "bf16"},
+)
+MAX_WORK = (
+    14  # (query tile, key tile) pairs that the interpreter walks in one example, where it can be
+)
 
 
 def _filled(templates: tuple[str, ...]) -> st.SearchStrategy[str]:
@@ -151,7 +186,9 @@ def _filled(templates: tuple[str, ...]) -> st.SearchStrategy[str]:
 
 @st.composite
 def mask_items(draw: st.DrawFn) -> Any:
-    kind = draw(st.sampled_from(("causal", "window", "expr", "expr", "expr", "both", "same", "random")))
+    kind = draw(
+        st.sampled_from(("causal", "window", "expr", "expr", "expr", "both", "same", "random"))
+    )
     if kind == "causal":
         return "causal"
     if kind == "window":
@@ -203,7 +240,8 @@ def specs(draw: st.DrawFn, head_dims: tuple[int, ...] = HEAD_DIMS) -> dict[str, 
     text = repr((fields["mask"], fields["score"]))
     used = [name for name in INPUTS if _reads(text, name)]
     fields["inputs"] = {
-        name: {"shape": INPUTS[name][0], "dtype": draw(st.sampled_from(INPUTS[name][1]))} for name in used
+        name: {"shape": INPUTS[name][0], "dtype": draw(st.sampled_from(INPUTS[name][1]))}
+        for name in used
     }
     return fields
 
@@ -230,7 +268,9 @@ def calls(draw: st.DrawFn) -> Drawn:
         q_len = min(q_len, 33)
     if draw(st.integers(0, 9)) == 0:
         q_len = kv_len
-    kv_heads, group = draw(st.sampled_from(((1, 1), (1, 1), (2, 1), (1, 2), (1, 3), (2, 2), (1, 6))))
+    kv_heads, group = draw(
+        st.sampled_from(((1, 1), (1, 1), (2, 1), (1, 2), (1, 3), (2, 2), (1, 6)))
+    )
     if draw(st.booleans()):
         fields["heads"] = {"group": group}
     batch = draw(st.sampled_from((0, 1, 1, 1, 2, 2, 3)))

@@ -155,10 +155,10 @@ def test_keys_too_many_for_one_tile_go_to_the_loop() -> None:
 @pytest.mark.parametrize(
     ("head_dim", "expected"),
     [
-        (16, tile(128, 64, 8, 3, maxnreg=128)),
-        (64, tile(128, 64, 8, 3, maxnreg=128)),
-        (80, tile(128, 64, 8, 3)),
-        (128, tile(128, 64, 8, 3)),
+        (16, tile(64, 64, 4, 3, maxnreg=128)),
+        (64, tile(64, 64, 4, 3, maxnreg=128)),
+        (80, tile(64, 64, 4, 3)),
+        (128, tile(64, 64, 4, 3)),
         ({"qk": 192, "v": 128}, tile(128, 64, 8, 3)),
         (192, tile(128, 64, 8, 2)),
         (256, tile(128, 64, 8, 2)),
