@@ -2,7 +2,7 @@
 
 Both are frozen values without behaviour beyond counting themselves. A tile says where it lives and
 at which loop level it is made: level 0 runs once for each tile of the outer loop (a query tile in
-the flash2 order), level 1 once for each tile pair that is visited.
+the flash2 order, a key tile in flash1), level 1 once for each tile pair that is visited.
 """
 
 from __future__ import annotations
@@ -73,11 +73,15 @@ class Op:
 
 @dataclass(frozen=True)
 class Tensor(Op):
-    """A whole array in device memory; a node only, its tiles leave or enter it."""
+    """A whole array in device memory; a node only, its tiles leave or enter it.
+
+    A workspace is the kernel's own: what it holds between two loop steps or two kernels. Read and
+    written by one kernel it is two nodes, so that the graph has no cycle.
+    """
 
     shape: Shape
     dtype: str
-    role: Literal["input", "output"]
+    role: Literal["input", "output", "workspace"]
 
     @property
     def bytes(self) -> sp.Expr:
@@ -93,6 +97,34 @@ class Load(Op):
 @dataclass(frozen=True)
 class Store(Op):
     """Takes a tile from registers to device memory."""
+
+
+@dataclass(frozen=True)
+class ConditionalLoad(Load):
+    """A load of some of the loop's steps; in the others the tile starts as `otherwise` (text).
+
+    `trips` counts the steps that load, per batch and query head.
+    """
+
+    condition: str
+    otherwise: str
+    trips: sp.Expr
+
+    @property
+    def detail(self) -> str:
+        return f"{self.condition}, else {self.otherwise}"
+
+
+@dataclass(frozen=True)
+class ConditionalStore(Store):
+    """A store of some of the loop's steps; `trips` counts them, per batch and query head."""
+
+    condition: str
+    trips: sp.Expr
+
+    @property
+    def detail(self) -> str:
+        return self.condition
 
 
 @dataclass(frozen=True)
@@ -232,6 +264,11 @@ class Normalize(Op):
 @dataclass(frozen=True)
 class LogSumExp(Op):
     """lse = m_i + ln(l_i), natural; -inf for a row that saw no key."""
+
+
+@dataclass(frozen=True)
+class Merge(Op):
+    """Adds one split's result to the running one, each weighted by exp(lse - the new lse)."""
 
 
 def _snake(name: str) -> str:

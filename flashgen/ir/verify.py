@@ -41,6 +41,8 @@ SIGNATURES: dict[type[Op], Signature] = {
     ops.Tensor: Signature((0, 1), (0, None)),
     ops.Load: Signature((1, None), (1, 1)),  # further inputs are tiles of indices
     ops.Store: Signature((1, 1), (1, 1)),
+    ops.ConditionalLoad: Signature((1, 1), (1, 1)),
+    ops.ConditionalStore: Signature((1, 1), (1, 1)),
     ops.Init: Signature((0, 0), (1, 1)),
     ops.Matmul: Signature((2, 3), (1, 1)),
     ops.Scale: Signature((1, 1), (1, 1)),
@@ -53,6 +55,7 @@ SIGNATURES: dict[type[Op], Signature] = {
     ops.Sink: Signature((3, 3), (1, 1)),
     ops.Normalize: Signature((2, 2), (1, 1)),
     ops.LogSumExp: Signature((2, 2), (1, 1)),
+    ops.Merge: Signature((4, 4), (1, 2)),  # running out and lse, a split's out and lse
 }
 
 _ANYWHERE = frozenset(
@@ -70,9 +73,15 @@ _ANYWHERE = frozenset(
         ops.LogSumExp,
     }
 )
+_WHOLE_ROWS = _ANYWHERE | {ops.Softmax}  # nothing to carry or rescale
+_CARRIED = frozenset({ops.Init, ops.OnlineSoftmax, ops.Rescale})
 LEGAL: dict[str, frozenset[type[Op]]] = {
-    "loop": _ANYWHERE | {ops.Init, ops.OnlineSoftmax, ops.Rescale},
-    "single_tile": _ANYWHERE | {ops.Softmax},  # one tile holds a whole row: nothing to rescale
+    "loop": _ANYWHERE | _CARRIED | {ops.ConditionalLoad, ops.ConditionalStore},
+    "single_tile": _WHOLE_ROWS,
+    "merge": frozenset({ops.Tensor, ops.Load, ops.Init, ops.Merge, ops.Cast, ops.Store}),
+    "naive_scores": _WHOLE_ROWS,
+    "naive_softmax": _WHOLE_ROWS,
+    "naive_values": _WHOLE_ROWS,
 }
 
 Fault = tuple[str, str]  # name of the operation, the rule it breaks

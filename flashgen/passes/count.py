@@ -1,16 +1,17 @@
 """How much a mask leaves to do: visible (query, key) pairs, and key tiles that a kernel walks.
 
-Both follow the loop bounds of `visibility`, evaluated for all rows (or query tiles) at once:
-nothing here has an entry per pair. What depends on data is counted from the inputs that are given,
-and as all visible where they are not.
+Both follow the loop bounds of `visibility`, evaluated for many rows (or query tiles) at once:
+nothing that counts has an entry per pair. (`visible_matrix` and `tile_classes`, which have one, are
+for pictures of small shapes.) What depends on data is counted from the inputs that are given, and
+as all visible where they are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import sympy as sp
@@ -34,6 +35,9 @@ from flashgen.spec.parts import Shape
 Array = NDArray[np.int64]
 Inputs = Mapping[str, Any]  # numbers for scalars, what numpy.asarray takes for tensors; kv_lens too
 BLOCK_PAIRS = 2**22  # pairs evaluated at a time where data decides about each
+BLOCK_ROWS = 2**20  # rows whose bounds are evaluated at a time
+
+EMPTY, PARTIAL, FULL = 0, 1, 2  # what a kernel does with a tile: skip, mask, compute plainly
 
 
 def visible_pairs(
@@ -63,9 +67,18 @@ def visible_pairs(
     16
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
-    rows = np.arange(shape.q_len, dtype=np.int64)
-    spans = [place.evaluated(span, rows, rows) for span in visibility(spec).spans]
-    if not all(span.exact for span in spans) and place.knows(visibility(spec).predicate):
+    starts = range(0, shape.q_len, BLOCK_ROWS)
+    return sum(
+        _pairs_of(place, np.arange(start, min(start + BLOCK_ROWS, shape.q_len), dtype=np.int64))
+        for start in starts
+    )
+
+
+def _pairs_of(place: _Place, rows: Array) -> int:
+    """Visible pairs of these rows."""
+    found = visibility(place.spec)
+    spans = [place.evaluated(span, rows, rows) for span in found.spans]
+    if not all(span.exact for span in spans) and place.knows(found.predicate):
         return _pairs_one_by_one(place, rows)
     total = sum((span.num_keys() for span in spans), np.zeros_like(rows))
     if len(spans) == 2:
@@ -112,24 +125,116 @@ def visited_tiles(
     >>> visited_tiles(spec, shape, 64, 64)
     1116
     """
+    return visits(spec, shape, block_m, block_n, inputs, batch=batch, q_head=q_head).tiles
+
+
+@dataclass(frozen=True)
+class Visits:
+    """What is walked of the (query tile, key tile) grid, per batch and query head.
+
+    `tiles` pairs are visited. `first_visits` counts the pairs of a query tile and a split of the
+    keys that have a visited tile: the query tiles themselves, where the keys are not split and
+    every one sees a key.
+    """
+
+    tiles: int
+    first_visits: int
+
+
+def visits(
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    inputs: Inputs | None = None,
+    *,
+    num_kv_splits: int = 1,
+    batch: int = 0,
+    q_head: int = 0,
+) -> Visits:
+    """Tile pairs that a kernel walks; each of `num_kv_splits` walks as many key tiles in a row.
+
+    >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
+    >>> visits(spec, Shape(1, 1, 1, 256, 256), 64, 64, num_kv_splits=2)
+    Visits(tiles=10, first_visits=6)
+    """
     place = _Place.of(spec, shape, inputs, batch, q_head)
-    first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
-    last = np.minimum(first + block_m, shape.q_len) - 1
-    spans = [place.evaluated(span, first, last) for span in visibility(spec).spans]
+    key_tiles = -(-shape.kv_len // block_n)
+    per_split = max(1, -(-key_tiles // num_kv_splits))
+    tiles = first_visits = 0
+    for start in range(0, shape.q_len, BLOCK_ROWS * block_m):
+        stop = min(start + BLOCK_ROWS * block_m, shape.q_len)
+        first = np.arange(start, stop, block_m, dtype=np.int64)
+        ranges = list(_key_tile_ranges(place, first, block_m, block_n))
+        tiles += sum(int(np.maximum(hi - lo, 0).sum()) for lo, hi in ranges)
+        for split in range(0, key_tiles, per_split):
+            seen = np.zeros(len(first), dtype=bool)
+            for lo, hi in ranges:
+                seen |= np.maximum(lo, split) < np.minimum(hi, split + per_split)
+            first_visits += int(seen.sum())
+    return Visits(tiles, first_visits)
+
+
+def _key_tile_ranges(
+    place: _Place, first: Array, block_m: int, block_n: int
+) -> Iterator[tuple[Array, Array]]:
+    """Key tiles [lo, hi) that the query tiles at `first` visit, in disjoint ranges."""
+    last = np.minimum(first + block_m, place.q_len) - 1
+    spans = [place.evaluated(span, first, last) for span in visibility(place.spec).spans]
     if not spans or not len(first):
-        return 0
+        return
     if spans[0].period is not None:
-        return int(spans[0].tiles_of_chunks(block_n).sum())
+        yield from spans[0].chunk_tiles(block_n)
+        return
     ranges = [(span.start // block_n, -(-span.stop // block_n)) for span in spans]
     if len(ranges) == 1:
-        lo, hi = ranges[0]
-        return int(np.maximum(hi - lo, 0).sum())
+        yield ranges[0]
+        return
     (lo_0, hi_0), (lo_1, hi_1) = ranges
     in_order = lo_0 <= lo_1
-    lo, hi = np.where(in_order, lo_0, lo_1), np.where(in_order, hi_0, hi_1)
-    next_lo, next_hi = np.where(in_order, lo_1, lo_0), np.where(in_order, hi_1, hi_0)
-    both = np.maximum(hi - lo, 0) + np.maximum(next_hi - np.maximum(next_lo, hi), 0)
-    return int(both.sum())
+    hi = np.where(in_order, hi_0, hi_1)
+    yield np.where(in_order, lo_0, lo_1), hi
+    yield np.maximum(np.where(in_order, lo_1, lo_0), hi), np.where(in_order, hi_1, hi_0)
+
+
+def visible_matrix(
+    spec: AttentionSpec, shape: Shape, inputs: Inputs, *, batch: int = 0, q_head: int = 0
+) -> NDArray[np.bool_]:
+    """[q_len, kv_len]: which pairs the mask shows. For small shapes; `inputs` has all it reads."""
+    place = _Place.of(spec, shape, inputs, batch, q_head)
+    seen = np.zeros((shape.q_len, shape.kv_len), dtype=bool)
+    seen[:, : place.kv_len] = place.seen(np.arange(shape.q_len, dtype=np.int64))
+    return seen
+
+
+def tile_classes(
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    inputs: Inputs,
+    *,
+    batch: int = 0,
+    q_head: int = 0,
+) -> NDArray[np.int8]:
+    """[query tiles, key tiles] of EMPTY, PARTIAL, FULL: what the kernel does there.
+
+    For small shapes. A visited tile is full where the loop bounds prove it, not where it happens to
+    be: the tile that the end of the keys cuts is partial.
+    """
+    place = _Place.of(spec, shape, inputs, batch, q_head)
+    first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
+    key_tile = np.arange(-(-shape.kv_len // block_n), dtype=np.int64)
+    classes = np.full((len(first), len(key_tile)), EMPTY, dtype=np.int8)
+    for lo, hi in _key_tile_ranges(place, first, block_m, block_n):
+        classes[(key_tile >= lo[:, None]) & (key_tile < hi[:, None])] = PARTIAL
+    last = np.minimum(first + block_m, shape.q_len) - 1
+    for span in visibility(spec).spans:
+        for begin, end in place.full_ranges(span, first, last):
+            starts, stops = key_tile * block_n, (key_tile + 1) * block_n
+            inside = (starts >= begin[:, None]) & (stops <= end[:, None])
+            classes[inside & (classes == PARTIAL)] = FULL
+    return classes
 
 
 # ---- spans as numbers ----------------------------------------------------------------------------
@@ -162,21 +267,24 @@ class _Keys:
         lo, hi = np.maximum(self.start, other.start), np.minimum(self.stop, other.stop)
         return np.maximum(hi - lo, 0)
 
-    def tiles_of_chunks(self, block_n: int) -> Array:
-        """Tiles that meet a chunk, each once, as the kernel walks them."""
+    def chunks(self) -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
+        """Keys [begin, end) of one chunk after another, and whether the walk gets that far."""
         assert self.period is not None
         start, width, period = self.period
         first, stop = (self.start - start) // period, (self.stop - 1 - start) // period + 1
-        next_tile, visited = np.zeros_like(self.start), np.zeros_like(self.start)
         for step in range(int((stop - first).max(initial=0))):
             chunk = first + step
             begin = np.maximum(start + chunk * period, self.start)
-            end = np.minimum(start + chunk * period + width, self.stop)
+            yield begin, np.minimum(start + chunk * period + width, self.stop), chunk < stop
+
+    def chunk_tiles(self, block_n: int) -> Iterator[tuple[Array, Array]]:
+        """Tiles [lo, hi) that meet a chunk, each tile once, as the kernel walks them."""
+        next_tile = np.zeros_like(self.start)
+        for begin, end, walked in self.chunks():
             lo = np.maximum(begin // block_n, next_tile)
-            hi = -(-np.maximum(end, 0) // block_n)
-            visited += np.where(chunk < stop, np.maximum(hi - lo, 0), 0)
+            hi = np.where(walked, -(-np.maximum(end, 0) // block_n), 0)
+            yield lo, hi
             next_tile = np.maximum(next_tile, hi)
-        return visited
 
 
 @dataclass(frozen=True)
@@ -186,6 +294,7 @@ class _Place:
     spec: AttentionSpec
     symbols: Mapping[sp.Symbol, int | float]
     tensors: Mapping[str, NDArray[Any]]
+    q_len: int
     kv_len: int
     q_offset: int
 
@@ -213,6 +322,7 @@ class _Place:
             spec=spec,
             symbols=symbols,
             tensors={n: np.asarray(v) for n, v in given.items() if spec.input(n).shape},
+            q_len=shape.q_len,
             kv_len=kv_len,
             q_offset=kv_len - shape.q_len if spec.align == "bottom_right" else 0,
         )
@@ -225,19 +335,10 @@ class _Place:
 
     def evaluated(self, span: Span, first: Array, last: Array) -> _Keys:
         """The span's hull for tiles of rows `first` to `last`."""
-        values = dict(self.symbols)
-        rows: dict[sp.Symbol, Any] = {
-            ROW_FIRST: first,
-            ROW_LAST: last,
-            Q_FIRST: first + self.q_offset,
-            Q_LAST: last + self.q_offset,
-        }
-        evaluate = _Evaluator({**values, **rows}, self.tensors, self.spec)
+        evaluate = self._evaluator(first, last)
 
         def bounds(keys: Keys) -> tuple[Array, Array]:
-            start = self._bound(evaluate, keys.start, 0, first)
-            stop = self._bound(evaluate, keys.stop, self.kv_len, first)
-            return np.maximum(start, 0), np.maximum(np.minimum(stop, self.kv_len), 0)
+            return self._bounds(evaluate, keys, first)
 
         start, stop = bounds(span.hull)
         full_start, full_stop = bounds(span.full)
@@ -258,6 +359,48 @@ class _Place:
             start, stop = self._scanned(span.scan, first, last, start, stop)
         return _Keys(start, stop, period, exact)
 
+    def full_ranges(self, span: Span, first: Array, last: Array) -> Iterator[tuple[Array, Array]]:
+        """Keys [begin, end) that all rows of a tile see, by the span's bounds, range by range."""
+        if span.never_full:
+            return
+        evaluate = self._evaluator(first, last)
+        start, stop = self._bounds(evaluate, span.full, first)
+        stop = np.where(self.knows(span.always) and evaluate(span.always), stop, 0)
+        if span.scan is not None:
+            hull = self.evaluated(span, first, last)
+            start, stop = np.maximum(start, hull.start), np.minimum(stop, hull.stop)
+            stop = np.where(self._one_id(span.scan, first, last, hull), stop, 0)
+        if span.period is None:
+            yield start, stop
+            return
+        uniform = evaluate(span.period.uniform)
+        for begin, end, walked in self.evaluated(span, first, last).chunks():
+            yield np.maximum(begin, start), np.where(uniform & walked, np.minimum(end, stop), 0)
+
+    def seen(self, rows: Array) -> NDArray[np.bool_]:
+        """[rows, kv_len]: the predicate, pair by pair."""
+        block, keys = rows[:, None], np.arange(self.kv_len, dtype=np.int64)[None, :]
+        values: dict[sp.Symbol, Any] = {sym.ROW: block, sym.Q: block + self.q_offset, sym.K: keys}
+        evaluate = _Evaluator({**self.symbols, **values}, self.tensors, self.spec)
+        predicate = evaluate(visibility(self.spec).predicate)
+        return np.broadcast_to(predicate, (len(rows), self.kv_len))
+
+    def _evaluator(self, first: Array, last: Array) -> _Evaluator:
+        """Evaluates bounds for tiles of rows `first` to `last`."""
+        rows: dict[sp.Symbol, Any] = {
+            ROW_FIRST: first,
+            ROW_LAST: last,
+            Q_FIRST: first + self.q_offset,
+            Q_LAST: last + self.q_offset,
+        }
+        return _Evaluator({**self.symbols, **rows}, self.tensors, self.spec)
+
+    def _bounds(self, evaluate: _Evaluator, keys: Keys, like: Array) -> tuple[Array, Array]:
+        """Both ends of a range of keys, cut to those that exist."""
+        start = self._bound(evaluate, keys.start, 0, like)
+        stop = self._bound(evaluate, keys.stop, self.kv_len, like)
+        return np.maximum(start, 0), np.maximum(np.minimum(stop, self.kv_len), 0)
+
     def _bound(self, evaluate: _Evaluator, e: sp.Expr, otherwise: int, like: Array) -> Array:
         known = not e.is_infinite and self.knows(e)
         value = evaluate(e) if known else self.kv_len if e == sp.oo else otherwise
@@ -273,7 +416,7 @@ class _Place:
     ) -> tuple[Array, Array]:
         """First and last key whose id lies between the least and the greatest id of the rows."""
         keys = np.arange(self.kv_len, dtype=np.int64)
-        ids = _Evaluator({**self.symbols, sym.K: keys}, self.tensors, self.spec)(scan.key_read)
+        ids = self._ids(scan)
         lo, hi = start.copy(), stop.copy()
         for tile, (a, b) in enumerate(zip(first, last, strict=True)):
             rows = np.arange(a, b + 1) + self.q_offset
@@ -284,20 +427,33 @@ class _Place:
             lo[tile], hi[tile] = (hits[0], hits[-1] + 1) if len(hits) else (start[tile], 0)
         return lo, hi
 
+    def _ids(self, scan: Scan) -> Array:
+        keys = np.arange(self.kv_len, dtype=np.int64)
+        ids: Array = _Evaluator({**self.symbols, sym.K: keys}, self.tensors, self.spec)(
+            scan.key_read
+        )
+        return ids
+
+    def _one_id(
+        self, scan: Scan, first: Array, last: Array, hull: _Keys
+    ) -> NDArray[np.bool_] | Literal[False]:
+        """Whether all rows of a tile, and all keys between first and last hit, carry one id."""
+        if not self.knows(scan.key_read):
+            return False
+        ids, one = self._ids(scan), np.zeros(len(first), dtype=bool)
+        for tile, (a, b) in enumerate(zip(first, last, strict=True)):
+            rows = np.arange(a, b + 1) + self.q_offset
+            known = ids[rows[(rows >= 0) & (rows < self.kv_len)]]
+            between = ids[hull.start[tile] : hull.stop[tile]]
+            one[tile] = len(known) and len(np.unique(np.concatenate([known, between]))) == 1
+        return one
+
 
 def _pairs_one_by_one(place: _Place, rows: Array) -> int:
     """Visible pairs by evaluating the predicate, BLOCK_PAIRS at a time."""
-    predicate = visibility(place.spec).predicate
-    keys = np.arange(place.kv_len, dtype=np.int64)[None, :]
     step = max(1, BLOCK_PAIRS // max(1, place.kv_len))
-    total = 0
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step, None]
-        values: dict[sp.Symbol, Any] = {sym.ROW: block, sym.Q: block + place.q_offset, sym.K: keys}
-        evaluate = _Evaluator({**place.symbols, **values}, place.tensors, place.spec)
-        seen = np.broadcast_to(evaluate(predicate), (len(block), place.kv_len))
-        total += int(seen.sum())
-    return total
+    blocks = (rows[start : start + step] for start in range(0, len(rows), step))
+    return sum(int(place.seen(block).sum()) for block in blocks)
 
 
 # ---- evaluation ----------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ expressions over the names of `ir/symbols.py`; `Budget` binds them to a problem 
 
 Two models of on-chip bytes are kept apart. `textbook_smem_bytes` is the papers' constraint: every
 loaded tile and one fp32 score tile. `smem_bytes` is what Triton allocates: see `smem_bytes`.
+
+`budget` covers what flashgen builds; `naive_budget` and `published_flash1_budget` the textbook's
+algorithms, which nobody compiles, for comparison.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ from flashgen.ir.symbols import (
     BATCH,
     BLOCK_M,
     BLOCK_N,
+    FIRST_VISITS,
     HEAD_DIM_QK,
     HEAD_DIM_QK_PADDED,
     HEAD_DIM_V,
     HEAD_DIM_V_PADDED,
     KV_LEN,
     NUM_KV_HEADS,
+    NUM_KV_SPLITS,
     NUM_Q_HEADS,
     NUM_STAGES,
     NUM_WARPS,
@@ -39,11 +44,19 @@ from flashgen.ir.symbols import (
     VISIBLE_PAIRS,
     VISITED_TILES,
 )
-from flashgen.passes.lower import Kernel, lower
+from flashgen.passes.lower import (
+    Kernel,
+    Order,
+    lower,
+    lower_merge,
+    lower_naive,
+    lower_published_flash1,
+    order_of,
+)
 from flashgen.problem import Problem
 from flashgen.schedule.model import Schedule
-from flashgen.spec.model import Shape
-from flashgen.target import Target
+from flashgen.spec.model import AttentionSpec, Shape
+from flashgen.target import TARGETS, Target
 
 MatmulUnit = Literal["wgmma", "tcgen05", "mma", "fma", "mfma"]
 
@@ -82,13 +95,14 @@ def matmul_unit(target: Target, dtype: str, block_m: int, num_warps: int) -> Mat
 def textbook_smem_bytes(graph: TileGraph) -> sp.Expr:
     """Every loaded tile once, at its true width, and one score tile.
 
-    flash2: 4*block_m*block_n + w*(block_m*head_dim_qk + block_n*(head_dim_qk + head_dim_v)).
+    4*block_m*block_n + w*(block_m*head_dim_qk + block_n*(head_dim_qk + head_dim_v)), in both loop
+    orders: what a loop carries lives in registers, wherever it comes from.
     """
     loaded = (
         tile.bytes
         for op in graph.of_kind(ops.Load)
         for tile in graph.inputs(op)
-        if tile.space == "hbm"
+        if tile.space == "hbm" and not _is_state(graph, tile)
     )
     scores = (
         tile.bytes
@@ -111,6 +125,9 @@ def smem_bytes(graph: TileGraph, unit: MatmulUnit) -> sp.Expr:
     columns of the output: mma does when block_m < head_dim_v_padded, fma always, wgmma and tcgen05
     never. mfma (AMD) takes each operand to registers on its own, q before the loop; whether probs
     change hands there differs, so they are counted.
+
+    flash2 keeps q and stages k and v; flash1 keeps k and v and stages q. Its state (acc, m_i, l_i)
+    goes from the workspace to registers and back.
     """
     exchange = _probs_exchange_bytes(graph, unit)
     if unit == "mfma":
@@ -281,45 +298,101 @@ def _live_reg_bytes(graph: TileGraph) -> sp.Expr:
 
 @cache
 def tile_traffic_bytes(graph: TileGraph) -> sp.Expr:
-    """Bytes that cross between L2 or device memory and the chip: tile bytes times trips, in all."""
-    moved = sp.Add(
-        *(tile.bytes * _trips(graph, tile) for tile in graph.tiles if tile.space == "hbm")
+    """Bytes that cross between L2 or device memory and the chip: tile bytes times trips, in all.
+
+    flash2, of N x N and one head dim: w*N*d*(2 + 2*T_r). flash1 as published: w*N*d*(2 + 3*T_c),
+    and 16*N*T_c of statistics. flash1 as built: w*N*d*(2 + T_c) of k, v and q, w*N*d of output, and
+    2*(4*N*d + 8*N)*(T_c - 1) of state, which neither the first key tile reads nor the last writes.
+    """
+    return BATCH * NUM_Q_HEADS * _moved(graph, [t for t in graph.tiles if t.space == "hbm"])
+
+
+@cache
+def loaded_bytes(graph: TileGraph) -> sp.Expr:
+    """The loads' share of `tile_traffic_bytes`: what comes from L2 to the chip."""
+    tiles = [tile for op in graph.of_kind(ops.Load) for tile in graph.inputs(op)]
+    return BATCH * NUM_Q_HEADS * _moved(graph, [tile for tile in tiles if tile.space == "hbm"])
+
+
+@cache
+def state_bytes(graph: TileGraph) -> sp.Expr:
+    """The share of `tile_traffic_bytes` that goes to and from a workspace."""
+    tiles = [tile for tile in graph.tiles if tile.space == "hbm" and _is_state(graph, tile)]
+    return BATCH * NUM_Q_HEADS * _moved(graph, tiles)
+
+
+def _moved(graph: TileGraph, tiles: Iterable[Tile]) -> sp.Expr:
+    """Bytes of these tiles on all trips of one batch and query head."""
+    moves = {
+        tile.name: op
+        for op in graph.ordered
+        if isinstance(op, (ops.Load, ops.Store))
+        for tile in (*graph.inputs(op), *graph.outputs(op))
+        if tile.space == "hbm"
+    }
+    return sp.expand(sp.Add(*(tile.bytes * _trips(graph, moves[tile.name]) for tile in tiles)))
+
+
+def _is_state(graph: TileGraph, tile: Tile) -> bool:
+    """Whether a tile in device memory is part of a workspace."""
+    return any(
+        isinstance(end, ops.Tensor) and end.role == "workspace"
+        for edge in graph.edges
+        if tile in edge.tiles
+        for end in (graph.by_name[edge.producer], graph.by_name[edge.consumer])
     )
-    return BATCH * NUM_Q_HEADS * sp.expand(moved)
 
 
 @cache
 def dram_bytes(graph: TileGraph) -> sp.Expr:
-    """The floor of device-memory traffic: every array read or written exactly once."""
-    return sp.Add(*(op.bytes for op in graph.of_kind(ops.Tensor)))
+    """The floor of device-memory traffic: every input and output read or written exactly once.
+
+    A workspace is not in it: it may stay in L2.
+    """
+    return sp.Add(*(op.bytes for op in graph.of_kind(ops.Tensor) if op.role != "workspace"))
+
+
+@cache
+def workspace_bytes(graph: TileGraph) -> sp.Expr:
+    """Bytes of all workspaces; one that is read and written counts once."""
+    written = {
+        op.name: op.bytes
+        for op in graph.of_kind(ops.Tensor)
+        if op.role == "workspace" and graph.inputs(op)
+    }
+    return sp.Add(*written.values())
 
 
 @cache
 def visited_flops(graph: TileGraph) -> sp.Expr:
     """FLOPs of all visited tiles, those of masked scores inside them included."""
-    work = sp.Add(*(op.flops * _trips(graph, op) for op in graph.ordered))
+    work = sp.Add(*(op.flops * graph.loops[op.level].trips for op in graph.ordered))
     return BATCH * NUM_Q_HEADS * sp.factor_terms(work)
 
 
 @cache
 def flops(graph: TileGraph) -> sp.Expr:
     """FLOPs per visible pair, times visible pairs: two matmuls and 5 per score."""
-    return BATCH * NUM_Q_HEADS * VISIBLE_PAIRS * _per_pair(graph.ordered)
+    return BATCH * NUM_Q_HEADS * VISIBLE_PAIRS * _per_pair(graph, graph.ordered)
 
 
 @cache
 def matmul_flops(graph: TileGraph) -> sp.Expr:
     """The matmuls' share of `flops`: 2*(head_dim_qk + head_dim_v) per visible pair."""
-    return BATCH * NUM_Q_HEADS * VISIBLE_PAIRS * _per_pair(graph.of_kind(ops.Matmul))
+    return BATCH * NUM_Q_HEADS * VISIBLE_PAIRS * _per_pair(graph, graph.of_kind(ops.Matmul))
 
 
-def _trips(graph: TileGraph, at: Op | Tile) -> sp.Expr:
-    return graph.loops[at.level].trips
+def _trips(graph: TileGraph, op: Op) -> sp.Expr:
+    """How often a load or store moves its tile, per batch and query head."""
+    if isinstance(op, (ops.ConditionalLoad, ops.ConditionalStore)):
+        return op.trips
+    return graph.loops[op.level].trips
 
 
-def _per_pair(counted: Iterable[Op]) -> sp.Expr:
-    """FLOPs for one (query, key) pair: those of a tile, divided by the pairs in it."""
-    return sp.expand(sp.Add(*(op.flops for op in counted)) / (BLOCK_M * BLOCK_N))
+def _per_pair(graph: TileGraph, counted: Iterable[Op]) -> sp.Expr:
+    """FLOPs for one (query, key) pair: those of a score tile, divided by the pairs in it."""
+    pairs = Q_LEN * KV_LEN if graph.loop_order == "naive" else BLOCK_M * BLOCK_N
+    return sp.expand(sp.Add(*(op.flops for op in counted)) / pairs)
 
 
 def _largest(needs: Iterable[sp.Expr]) -> sp.Expr:
@@ -345,28 +418,47 @@ def _exceeds(one: sp.Expr, other: sp.Expr) -> bool:
 
 # **** one problem's numbers ****
 
+LAUNCH_FORMULAS: Mapping[str, Callable[[TileGraph], sp.Expr]] = {
+    "tile_traffic_bytes": tile_traffic_bytes,
+    "dram_bytes": dram_bytes,
+    "matmul_flops": matmul_flops,
+    "flops": flops,
+    "visited_flops": visited_flops,
+    "loaded_bytes": loaded_bytes,
+    "state_bytes": state_bytes,
+    "workspace_bytes": workspace_bytes,
+}
+
 
 @dataclass(frozen=True)
 class Figures:
-    """A kernel's needs on one shape, as numbers: bytes, FLOPs, and programs in the grid."""
+    """A launch's needs on one shape, as numbers: bytes and FLOPs, all its kernels together.
+
+    `dram_bytes` is the floor; `loaded_bytes` and `state_bytes` are shares of `tile_traffic_bytes`.
+    """
 
     tile_traffic_bytes: int
     dram_bytes: int
     matmul_flops: int
     flops: int
     visited_flops: int
+    loaded_bytes: int = 0
+    state_bytes: int = 0
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Budget:
     """The formulas of one problem and kernel kind, with the problem's numbers at hand.
 
-    Formulas keep every symbol; `smem_bytes_of` and the like put the problem and a schedule in. Each
-    formula is compiled to a Python function once.
+    `graph` is the kernel that a schedule cuts into tiles; `others` run after it. Formulas keep
+    every symbol; `smem_bytes_of` and the like put the problem and a schedule in. Each formula is
+    compiled to a Python function once.
     """
 
     problem: Problem
     graph: TileGraph
+    others: tuple[TileGraph, ...] = ()
 
     @property
     def formulas(self) -> Mapping[str, sp.Expr]:
@@ -376,12 +468,12 @@ class Budget:
             "textbook_smem_bytes": textbook_smem_bytes(self.graph),
             "smem_bytes": smem_bytes(self.graph, widest),
             "regs_per_thread": regs_per_thread(self.graph, self.problem.target.warp_size),
-            "tile_traffic_bytes": tile_traffic_bytes(self.graph),
-            "dram_bytes": dram_bytes(self.graph),
-            "matmul_flops": matmul_flops(self.graph),
-            "flops": flops(self.graph),
-            "visited_flops": visited_flops(self.graph),
+            **{name: self._sum(LAUNCH_FORMULAS[name]) for name in _PRINTED},
         }
+
+    def _sum(self, formula: Callable[[TileGraph], sp.Expr]) -> sp.Expr:
+        """A formula over all kernels of the launch."""
+        return sp.Add(*(formula(graph) for graph in (self.graph, *self.others)))
 
     def textbook_smem_bytes_of(self, block_m: int, block_n: int) -> int:
         """The textbook constraint's left side for a tile shape, in bytes."""
@@ -412,11 +504,26 @@ class Budget:
         return matmul_unit(self.problem.target, dtype, schedule.block_m, schedule.num_warps)
 
     def figures(
-        self, schedule: Schedule, shape: Shape, *, visited_tiles: int, visible_pairs: int
+        self,
+        schedule: Schedule | None,
+        shape: Shape,
+        *,
+        visited_tiles: int,
+        visible_pairs: int,
+        first_visits: int | None = None,
     ) -> Figures:
-        """Bytes and FLOPs of one launch; the last two arguments are per batch and query head."""
+        """Bytes and FLOPs of one launch; the last three arguments are per batch and query head.
+
+        schedule: None where the formulas have no tiles (naive). first_visits: (query tile, split)
+        pairs with a visited tile, which only flash1 asks for; None: all of them.
+        """
+        if first_visits is None:
+            first_visits = 0
+            if schedule is not None:
+                first_visits = -(-shape.q_len // schedule.block_m) * schedule.num_kv_splits
         numbers = (
             *self._numbers(schedule),
+            schedule.num_kv_splits if schedule else 1,
             shape.batch,
             shape.q_heads,
             shape.kv_heads,
@@ -424,11 +531,14 @@ class Budget:
             shape.kv_len,
             visited_tiles,
             visible_pairs,
+            min(first_visits, visited_tiles),
         )
         return Figures(**{name: int(of(*numbers)) for name, of in self._launch.items()})
 
-    def _numbers(self, schedule: Schedule) -> tuple[int, ...]:
+    def _numbers(self, schedule: Schedule | None) -> tuple[int, ...]:
         """The arguments of formulas compiled for `_SCHEDULE`."""
+        if schedule is None:
+            return (1, 1, 1, 1, *self._head_dims)
         return (
             schedule.block_m,
             schedule.block_n,
@@ -458,13 +568,7 @@ class Budget:
 
     @cached_property
     def _launch(self) -> dict[str, Callable[..., float]]:
-        formulas = {
-            "tile_traffic_bytes": tile_traffic_bytes(self.graph),
-            "dram_bytes": dram_bytes(self.graph),
-            "matmul_flops": matmul_flops(self.graph),
-            "flops": flops(self.graph),
-            "visited_flops": visited_flops(self.graph),
-        }
+        formulas = {name: self._sum(of) for name, of in LAUNCH_FORMULAS.items()}
         return {name: _compiled(_LAUNCH, formula) for name, formula in formulas.items()}
 
 
@@ -476,11 +580,62 @@ def _compiled(arguments: tuple[sp.Symbol, ...], formula: sp.Expr) -> Callable[..
 
 
 @cache
-def budget(problem: Problem, kernel: Kernel = "loop", *, return_lse: bool = False) -> Budget:
-    """The budget of `problem`'s kernel of that kind; built once per process."""
-    return Budget(problem, lower(problem, kernel, return_lse=return_lse))
+def budget(
+    problem: Problem,
+    kernel: Kernel = "loop",
+    *,
+    loop_order: Order | None = None,
+    return_lse: bool = False,
+    split: bool = False,
+) -> Budget:
+    """The budget of `problem`'s kernel of that kind and order; built once per process.
+
+    loop_order: None, the spec's. split: flash1 with the keys split over programs, and its merge.
+    """
+    order = loop_order or order_of(problem)
+    graph = _lowered(problem.spec, kernel, order, return_lse, split)
+    others = (lower_merge(problem, return_lse=return_lse),) if split and order == "flash1" else ()
+    return Budget(problem, graph, others)
 
 
+def budget_for(problem: Problem, schedule: Schedule, *, return_lse: bool = False) -> Budget:
+    """The budget of the kernel, or kernels, that `schedule` is one of."""
+    return budget(
+        problem,
+        schedule.kernel,
+        loop_order=schedule.loop_order,
+        return_lse=return_lse,
+        split=schedule.num_kv_splits > 1,
+    )
+
+
+@cache
+def naive_budget(problem: Problem) -> Budget:
+    """What attention in three kernels needs, S and P in device memory; it takes no schedule.
+
+    Without GQA, of N x N and one head dim, dram_bytes is the textbook's w*(4*N*d + 4*N^2).
+    """
+    scores, softmax, values = lower_naive(problem)
+    return Budget(problem, scores, (softmax, values))
+
+
+@cache
+def published_flash1_budget(problem: Problem) -> Budget:
+    """The textbook's Flash-1: its traffic differs from that of the kernel flashgen builds."""
+    return Budget(problem, lower_published_flash1(problem))
+
+
+@cache
+def _lowered(
+    spec: AttentionSpec, kernel: Kernel, order: Order, return_lse: bool, split: bool
+) -> TileGraph:
+    """A graph depends on the spec alone: all targets share it, and its compiled formulas."""
+    any_target = next(iter(TARGETS.values()))
+    problem = Problem(spec, any_target)
+    return lower(problem, kernel, loop_order=order, return_lse=return_lse, split=split)
+
+
+_PRINTED = ("tile_traffic_bytes", "dram_bytes", "matmul_flops", "flops", "visited_flops")
 _SCHEDULE = (
     BLOCK_M,
     BLOCK_N,
@@ -493,6 +648,7 @@ _SCHEDULE = (
 )
 _LAUNCH = (
     *_SCHEDULE,
+    NUM_KV_SPLITS,
     BATCH,
     NUM_Q_HEADS,
     NUM_KV_HEADS,
@@ -500,4 +656,5 @@ _LAUNCH = (
     KV_LEN,
     VISITED_TILES,
     VISIBLE_PAIRS,
+    FIRST_VISITS,
 )

@@ -23,6 +23,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kernel": ("loop", "single_tile"),
     "loop_order": ("flash2", "flash1"),
 }
+_NUMBERS = ("block_m", "block_n", "num_warps", "num_stages")
+_OPTIONAL: Mapping[str, int | None] = {"maxnreg": None, "num_kv_splits": 1}
 
 
 @total_ordering
@@ -33,7 +35,8 @@ class Schedule:
     `block_m` query rows and `block_n` keys make one tile. `kernel` "single_tile" handles at most
     `block_n` keys, without a key loop and without rescaling; "loop" any number. `num_stages` is the
     depth of the software pipeline over key tiles. `maxnreg` caps registers per thread (None: the
-    compiler's choice). Schedules sort by their fields in the order given here.
+    compiler's choice). `num_kv_splits` programs share the key tiles of a head (flash1), and a merge
+    kernel joins their results. Schedules sort by their fields in the order given here.
     """
 
     family: Family = "triton"
@@ -44,6 +47,7 @@ class Schedule:
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
+    num_kv_splits: int = 1
 
     def to_dict(self) -> dict[str, str | int | None]:
         """A JSON-able dict with every field, in declaration order."""
@@ -61,8 +65,8 @@ class Schedule:
                 raise ScheduleError(
                     f"schedule.{name}: must be one of {', '.join(allowed)} (got {data[name]!r})"
                 )
-        for name in ("block_m", "block_n", "num_warps", "num_stages", "maxnreg"):
-            value = data.get(name)
+        for name in (*_NUMBERS, *_OPTIONAL):
+            value = data.get(name, _OPTIONAL.get(name))
             if name == "maxnreg" and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -72,16 +76,29 @@ class Schedule:
     def __str__(self) -> str:
         """One line, e.g. `loop flash2 128x64 8 warps 3 stages maxnreg 128`."""
         cap = "" if self.maxnreg is None else f" maxnreg {self.maxnreg}"
+        splits = "" if self.num_kv_splits == 1 else f" {self.num_kv_splits} splits"
         return (
             f"{self.kernel} {self.loop_order} {self.block_m}x{self.block_n} "
-            f"{self.num_warps} warps {self.num_stages} stages{cap}"
+            f"{self.num_warps} warps {self.num_stages} stages{cap}{splits}"
         )
 
-    def _key(self) -> tuple[str | int, ...]:
-        return tuple(0 if value is None else value for value in asdict(self).values())
+    @property
+    def sort_key(self) -> tuple[str | int, ...]:
+        """What schedules are sorted by: their fields, in order."""
+        return (
+            self.family,
+            self.kernel,
+            self.loop_order,
+            self.block_m,
+            self.block_n,
+            self.num_warps,
+            self.num_stages,
+            self.maxnreg or 0,
+            self.num_kv_splits,
+        )
 
     def __lt__(self, other: object) -> bool:
-        return self._key() < other._key() if isinstance(other, Schedule) else NotImplemented
+        return self.sort_key < other.sort_key if isinstance(other, Schedule) else NotImplemented
 
 
 # What a target has a limited amount of, and the unit in which messages give it.

@@ -12,8 +12,9 @@ from functools import cache
 
 from flashgen.errors import ScheduleError
 from flashgen.ir.symbols import BLOCK_M, BLOCK_N, HEAD_DIM_QK_PADDED, HEAD_DIM_V_PADDED
+from flashgen.passes.lower import order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
-from flashgen.schedule.budget import Budget, MatmulUnit, budget
+from flashgen.schedule.budget import Budget, MatmulUnit, budget, budget_for, matmul_unit
 from flashgen.schedule.model import Bucket, Rejection, Schedule
 
 # The family's tiles hold whole rows of q, k and v; wider ones were never calibrated or compiled.
@@ -47,7 +48,7 @@ class Space:
 
 def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) -> Rejection | None:
     """Why `schedule` cannot be used for `problem` (on shapes of `bucket`), or None if it can."""
-    for rule in (_check_shape, _check_kernel, _check_matmul):
+    for rule in (_check_shape, _check_kernel, _check_splits, _check_matmul):
         rejection = rule(schedule, problem, bucket)
         if rejection is not None:
             return rejection
@@ -59,7 +60,7 @@ def enumerate_space(problem: Problem, bucket: Bucket) -> Space:
     """Every schedule of the grid for `bucket`, checked: sorted, so the same in every process."""
     feasible: list[Schedule] = []
     rejections: list[tuple[Schedule, Rejection]] = []
-    for schedule in sorted(_grid(problem, bucket)):
+    for schedule in sorted(_grid(problem, bucket), key=lambda schedule: schedule.sort_key):
         rejection = check(schedule, problem, bucket)
         if rejection is None:
             feasible.append(schedule)
@@ -96,12 +97,14 @@ def default_schedule(problem: Problem, bucket: Bucket) -> Schedule:
 
 def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     rows = [m for m in BLOCKS if bucket.q_len_max is None or m <= bucket.q_len_max]
+    order = order_of(problem)
     if bucket.kernel == "single_tile":
         assert bucket.kv_len_max is not None
         for block_m in rows:
             for num_warps in WARPS:
                 yield Schedule(
                     kernel="single_tile",
+                    loop_order=order,
                     block_m=block_m,
                     block_n=bucket.kv_len_max,
                     num_warps=num_warps,
@@ -115,6 +118,7 @@ def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
                 for num_stages in STAGES:
                     for maxnreg in caps:
                         yield Schedule(
+                            loop_order=order,
                             block_m=block_m,
                             block_n=block_n,
                             num_warps=num_warps,
@@ -161,8 +165,7 @@ def _check_shape(schedule: Schedule, problem: Problem, bucket: Bucket | None) ->
 
 def _check_kernel(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
     """A single tile has no pipeline and must hold all keys of the bucket."""
-    wanted = "flash1" if problem.spec.loop_order == "flash1" else "flash2"
-    if schedule.loop_order != wanted:
+    if problem.spec.loop_order not in (schedule.loop_order, "auto"):
         return Rejection("loop_order", 0, 0, "as in the spec")
     if schedule.kernel == "loop":
         return None
@@ -174,6 +177,16 @@ def _check_kernel(schedule: Schedule, problem: Problem, bucket: Bucket | None) -
     return None
 
 
+def _check_splits(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
+    """Only the flash1 loop has programs that share the keys of a head."""
+    splits = schedule.num_kv_splits
+    if splits < 1:
+        return Rejection("num_kv_splits", splits, 1, "at least")
+    if splits > 1 and (schedule.loop_order == "flash2" or schedule.kernel == "single_tile"):
+        return Rejection(f"num_kv_splits of {schedule.kernel} {schedule.loop_order}", splits, 1)
+    return None
+
+
 def _check_matmul(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
     """What the matmul instructions and the family's tiles allow."""
     widest = max(problem.head_dim_qk, problem.head_dim_v)
@@ -181,8 +194,8 @@ def _check_matmul(schedule: Schedule, problem: Problem, bucket: Bucket | None) -
         return Rejection("head_dim", widest, MAX_HEAD_DIM)
     if problem.kv_elem_bytes == 1 and schedule.block_n < 2 * MIN_TILE_DIM:
         return Rejection("block_n", schedule.block_n, 2 * MIN_TILE_DIM, "at least")
-    fma = budget(problem, schedule.kernel).unit(schedule) == "fma"
-    if fma and schedule.block_n > FMA_MAX_BLOCK_N:
+    unit = matmul_unit(problem.target, problem.spec.dtype.q, schedule.block_m, schedule.num_warps)
+    if unit == "fma" and schedule.block_n > FMA_MAX_BLOCK_N:
         return Rejection("block_n of fp32 matmuls", schedule.block_n, FMA_MAX_BLOCK_N)
     return None
 
@@ -190,7 +203,7 @@ def _check_matmul(schedule: Schedule, problem: Problem, bucket: Bucket | None) -
 def _check_resources(schedule: Schedule, problem: Problem) -> Rejection | None:
     """Shared memory, tensor memory and registers against the target's limits."""
     target = problem.target
-    needs = budget(problem, schedule.kernel)
+    needs = budget_for(problem, schedule)
     smem = needs.smem_bytes_of(schedule)
     if smem > target.smem_per_block_bytes:
         return Rejection("smem_bytes", smem, target.smem_per_block_bytes)
@@ -315,7 +328,7 @@ def _cost(schedule: Schedule, problem: Problem) -> float:
     Weights are chosen so that the measured order of tiles on an H200 and the fastest tile reported
     for d192/128 on sm_86 come out; the roofline itself is the same for all candidates.
     """
-    needs = budget(problem, schedule.kernel)
+    needs = budget_for(problem, schedule)
     unit = needs.unit(schedule)
     block_m, block_n, warps = schedule.block_m, schedule.block_n, schedule.num_warps
     regs = needs.regs_per_thread_of(schedule)
@@ -337,14 +350,30 @@ def _cost(schedule: Schedule, problem: Problem) -> float:
 
 def _idle_share(schedule: Schedule, needs: Budget, regs: int) -> float:
     """How far an SM is from the 8 resident warps that keep its units busy: 0 to 1."""
+    programs = min(_programs_by_resource(schedule, needs, regs).values())
+    return max(0.0, 1 - max(1, programs) * schedule.num_warps / 8)
+
+
+def programs_per_sm(schedule: Schedule, problem: Problem) -> dict[str, int]:
+    """Programs that an SM can hold, as far as each resource goes; the least of them counts.
+
+    Registers are estimated: those of tiles and `_OTHER_REGS`. A CUDA SM keeps 1 KiB of shared
+    memory of each program for itself.
+    """
+    needs = budget_for(problem, schedule)
+    regs = needs.regs_per_thread_of(schedule) + _OTHER_REGS[needs.unit(schedule)]
+    return _programs_by_resource(schedule, needs, regs)
+
+
+def _programs_by_resource(schedule: Schedule, needs: Budget, regs: int) -> dict[str, int]:
     target = needs.problem.target
     threads = schedule.num_warps * target.warp_size
-    programs = min(
-        target.smem_per_sm_bytes // (needs.smem_bytes_of(schedule) + 1024),
-        target.regs_per_sm // (threads * min(regs, regs_limit(schedule, needs.problem))),
-        target.max_threads_per_sm // threads,
-    )
-    return max(0.0, 1 - max(1, programs) * schedule.num_warps / 8)
+    limit = regs_limit(schedule, needs.problem)
+    return {
+        "shared memory": target.smem_per_sm_bytes // (needs.smem_bytes_of(schedule) + 1024),
+        "registers": target.regs_per_sm // (threads * min(regs, limit)),
+        "threads": target.max_threads_per_sm // threads,
+    }
 
 
 # **** when nothing fits ****

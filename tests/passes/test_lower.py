@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashgen.errors import NotServedError
 from flashgen.ir import TileGraph, pretty, verify
 from flashgen.ir import ops as tile_ops
-from flashgen.passes.lower import lower
+from flashgen.passes.lower import lower, lower_merge, lower_naive, lower_published_flash1
 from flashgen.problem import Problem
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import get_target
@@ -129,10 +128,56 @@ def test_probs_are_rounded_only_for_narrow_values() -> None:
     ]
 
 
-def test_flash1_is_refused() -> None:
-    with pytest.raises(NotServedError) as caught:
-        graph_of({"name": "x", "head_dim": 64, "dtype": "bf16", "loop_order": "flash1"})
-    assert caught.value.features == ("loop_order: flash1",)
+FLASH1: dict[str, Any] = {**FULL, "loop_order": "flash1"}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_flash1_graph(split: bool, golden: Callable[[str, str], None]) -> None:
+    graph = graph_of(FLASH1, return_lse=True, split=split)
+    golden(f"ir/everything-flash1{'-split' if split else ''}.txt", pretty(graph))
+
+
+def test_the_textbooks_graphs(golden: Callable[[str, str], None]) -> None:
+    spec = AttentionSpec(name="plain", head_dim=64, dtype="fp32", sink="per_head")
+    problem = Problem(spec, get_target("nvidia-h200"))
+    graphs = [
+        lower_merge(problem, return_lse=True),
+        lower_published_flash1(problem),
+        *lower_naive(problem),
+    ]
+    golden("ir/textbook.txt", "\n".join(map(pretty, graphs)))
+
+
+def test_loop_orders_turn_the_nest_round() -> None:
+    """flash2 keeps q and stages k and v, flash1 the reverse; both do the same to a score tile."""
+    flash2, flash1 = graph_of(FULL), graph_of(FULL, loop_order="flash1")
+    assert graph_of(FLASH1).loop_order == flash1.loop_order == "flash1"
+    assert [loop.name for loop in flash2.loops] == ["query tile", "key tile"]
+    assert [loop.name for loop in flash1.loops] == ["key tile", "query tile"]
+
+    def staged(graph: TileGraph) -> set[str]:
+        return {tile.name for tile in graph.tiles if tile.staged}
+
+    assert {"k_tile", "v_tile", "doc[b, k]_tile"} <= staged(flash2)
+    assert {"q_tile", "doc[b, q]_tile"} <= staged(flash1)
+    assert "k_tile" not in staged(flash1)
+    score_tiles = {t.name for t in flash2.tiles if t.staged and len(t.shape) == 2} - {
+        "k_tile",
+        "v_tile",
+    }
+    assert score_tiles < staged(flash1)
+    arithmetic = (tile_ops.Matmul, tile_ops.Score, tile_ops.Mask, tile_ops.OnlineSoftmax)
+    for kind in arithmetic:
+        assert {op.name for op in flash1.of_kind(kind)} == {op.name for op in flash2.of_kind(kind)}
+
+
+def test_one_key_tile_has_no_loop_order() -> None:
+    assert graph_of(FLASH1, kernel="single_tile") == graph_of(FULL, kernel="single_tile")
+
+
+def test_a_split_leaves_the_sink_to_the_merge() -> None:
+    assert any(graph_of(FLASH1).of_kind(tile_ops.Sink))
+    assert not any(graph_of(FLASH1, split=True).of_kind(tile_ops.Sink))
 
 
 def test_equal_specs_give_equal_graphs_in_every_process() -> None:

@@ -126,3 +126,15 @@ def test_the_warm_path_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_splits_are_said_only_where_there_are_some() -> None:
+    split = dataclasses.replace(SCHEDULE, loop_order="flash1", num_kv_splits=8)
+    assert str(split) == "loop flash1 128x64 8 warps 3 stages 8 splits"
+    assert "splits" not in str(SCHEDULE)
+    assert Schedule.from_dict(split.to_dict()) == split
+    without = {k: v for k, v in SCHEDULE.to_dict().items() if k != "num_kv_splits"}
+    assert Schedule.from_dict(without) == SCHEDULE
+    assert split > dataclasses.replace(split, num_kv_splits=1)
+    with pytest.raises(ScheduleError, match=r"num_kv_splits: must be a positive integer \(got 0\)"):
+        Schedule.from_dict({**SCHEDULE.to_dict(), "num_kv_splits": 0})

@@ -1,0 +1,96 @@
+"""The DRAM model: the floor where everything fits in L2, more where it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashgen.passes.count import visits
+from flashgen.problem import Problem
+from flashgen.schedule.budget import budget_for
+from flashgen.schedule.dram import DramTraffic, dram_bytes_model, grid_programs
+from flashgen.schedule.model import Schedule
+from flashgen.spec.model import AttentionSpec, Shape
+from flashgen.target import get_target
+
+
+def traffic(
+    shape: Shape, order: str = "flash2", target: str = "nvidia-h200", **fields: Any
+) -> DramTraffic:
+    spec = AttentionSpec(**{"head_dim": 128, "dtype": "bf16", "loop_order": order, **fields})
+    problem = Problem(spec, get_target(target))
+    schedule = Schedule(
+        loop_order=order,  # type: ignore[arg-type]
+        block_m=64,
+        block_n=64,
+        num_warps=4,
+        num_stages=2,
+    )
+    found = visits(spec, shape, 64, 64)
+    figures = budget_for(problem, schedule).figures(
+        schedule,
+        shape,
+        visited_tiles=found.tiles,
+        visible_pairs=1,
+        first_visits=found.first_visits,
+    )
+    return dram_bytes_model(problem, schedule, shape, figures, visited_tiles=found.tiles)
+
+
+def heads(length: int, count: int = 16) -> Shape:
+    return Shape(batch=1, q_heads=count, kv_heads=count, q_len=length, kv_len=length)
+
+
+def test_what_fits_in_l2_costs_the_floor() -> None:
+    found = traffic(heads(4096))
+    assert found.fits_l2
+    assert found.total_bytes == found.floor_bytes == 4 * 16 * 4096 * 128 * 2
+
+
+def test_keys_that_outgrow_l2_are_read_again() -> None:
+    """262,144 keys of 512 B are 128 MiB a head; a wave of programs reads them all."""
+    found = traffic(heads(262_144, 1))
+    assert found.working_set_bytes == 262_144 * 512
+    assert found.total_bytes > 2 * found.floor_bytes
+    assert found.missed_bytes < found.reused_bytes
+
+
+def test_a_window_keeps_the_working_set_small() -> None:
+    wide = traffic(heads(262_144, 1))
+    narrow = traffic(heads(262_144, 1), mask=["causal", {"window": {"left": 1023}}])
+    assert narrow.working_set_bytes < wide.working_set_bytes / 10
+    assert narrow.total_bytes == narrow.floor_bytes
+
+
+def test_less_l2_never_costs_less() -> None:
+    totals = [
+        traffic(heads(32_768), target=target).total_bytes
+        for target in ("nvidia-b200", "nvidia-h200", "nvidia-a10")
+    ]
+    assert totals == sorted(totals)
+    assert totals[0] < totals[-1]
+
+
+def test_flash1_carries_its_state_through_l2() -> None:
+    small, large = traffic(heads(512, 4), "flash1"), traffic(heads(16_384, 64), "flash1")
+    assert small.total_bytes == small.floor_bytes
+    assert not large.fits_l2
+    assert large.written_back_bytes == 64 * 16_384 * (4 * 128 + 8) - large.l2_bytes
+    assert large.total_bytes > traffic(heads(16_384, 64)).total_bytes
+
+
+@pytest.mark.parametrize("order", ["flash2", "flash1"])
+def test_no_work_moves_nothing(order: str) -> None:
+    assert traffic(Shape(0, 4, 4, 128, 128), order).total_bytes == 0
+    assert traffic(Shape(1, 4, 4, 0, 0), order).total_bytes == 0
+
+
+def test_programs_of_a_grid() -> None:
+    flash2 = Schedule(block_m=64, block_n=64, num_warps=4, num_stages=2)
+    flash1 = Schedule(
+        loop_order="flash1", block_m=64, block_n=64, num_warps=4, num_stages=2, num_kv_splits=8
+    )
+    shape = Shape(batch=2, q_heads=16, kv_heads=4, q_len=1000, kv_len=4096)
+    assert grid_programs(flash2, shape) == 2 * 16 * 16
+    assert grid_programs(flash1, shape) == 2 * 16 * 8
