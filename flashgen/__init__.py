@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flashgen.compiler import build, compile, verify  # noqa: A004 -- the public name
+    from flashgen.compiler import build, compile, explain, verify  # noqa: A004 -- the public name
     from flashgen.errors import FlashgenError
     from flashgen.runtime.merge import merge
     from flashgen.schedule.model import Schedule
@@ -24,6 +24,7 @@ _PLACES = {
     "Target": "flashgen.target",
     "build": "flashgen.compiler",
     "compile": "flashgen.compiler",
+    "explain": "flashgen.compiler",
     "load_spec": "flashgen.spec.parse",
     "merge": "flashgen.runtime.merge",
     "parse_spec": "flashgen.spec.parse",
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "build",
     "compile",
+    "explain",
     "load_spec",
     "merge",
     "parse_spec",

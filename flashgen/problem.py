@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from flashgen.dtypes import get_dtype
 from flashgen.spec.model import AttentionSpec
@@ -27,6 +28,18 @@ class Problem:
 
     spec: AttentionSpec
     target: Target
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: budgets and spaces are looked up by problem, for each schedule."""
+        return hash((self.spec, self.target))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Only the fields travel: another process hashes text differently."""
+        return Problem, (self.spec, self.target)
 
     @property
     def name(self) -> str:

@@ -59,6 +59,10 @@ class Target:
     def __str__(self) -> str:
         return self.id
 
+    def __hash__(self) -> int:
+        """Of the id: every lookup of a cached formula hashes a target."""
+        return hash(self.id)
+
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         """A catalogued target travels as its id, any other one (a test's) as its fields."""
         if TARGETS.get(self.id) is self:

@@ -18,6 +18,7 @@ from flashgen.cli.bench import bench
 from flashgen.cli.build import build
 from flashgen.cli.doctor import doctor
 from flashgen.cli.entry import EXIT_INTERRUPTED
+from flashgen.cli.explain import explain
 from flashgen.cli.interrupt import interruptible
 from flashgen.cli.list import list_
 from flashgen.cli.schema import schema
@@ -100,6 +101,7 @@ app.command(name="build")(build)
 app.command(name="verify")(verify)
 app.command(name="list")(list_)
 app.command(name="show")(show)
+app.command(name="explain")(explain)
 app.command(name="schema")(schema)
 app.command(name="doctor")(doctor)
 app.command(name="bench")(bench)

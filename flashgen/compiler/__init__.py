@@ -1,4 +1,4 @@
-"""Spec -> callable, spec -> files, spec -> verdict: choose schedules, let the pipeline work."""
+"""Spec -> callable, files, verdict or explanation: choose schedules, let the pipeline work."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         target_of,
         unserved_features,
     )
+    from flashgen.compiler.explaining import compare, explain
+    from flashgen.compiler.explanation import Comparison, Explanation
     from flashgen.compiler.verification import CaseResult, Verification, verify
 
 # Name -> module. Imported at first use: a cached kernel's first call needs `choose` alone.
@@ -26,6 +28,10 @@ _PLACES = {
     "plan": "choose",
     "target_of": "choose",
     "unserved_features": "choose",
+    "compare": "explaining",
+    "explain": "explaining",
+    "Comparison": "explanation",
+    "Explanation": "explanation",
     "CaseResult": "verification",
     "Verification": "verification",
     "verify": "verification",
@@ -35,10 +41,14 @@ __all__ = [
     "BuildResult",
     "BuiltKernel",
     "CaseResult",
+    "Comparison",
+    "Explanation",
     "Verification",
     "build",
     "check_served",
+    "compare",
     "compile",
+    "explain",
     "plan",
     "target_of",
     "unserved_features",

@@ -198,13 +198,21 @@ def _key_tile_ranges(
 
 
 def visible_matrix(
-    spec: AttentionSpec, shape: Shape, inputs: Inputs, *, batch: int = 0, q_head: int = 0
+    spec: AttentionSpec,
+    shape: Shape,
+    inputs: Inputs,
+    *,
+    rows: Array | None = None,
+    keys: Array | None = None,
 ) -> NDArray[np.bool_]:
-    """[q_len, kv_len]: which pairs the mask shows. For small shapes; `inputs` has all it reads."""
-    place = _Place.of(spec, shape, inputs, batch, q_head)
-    seen = np.zeros((shape.q_len, shape.kv_len), dtype=bool)
-    seen[:, : place.kv_len] = place.seen(np.arange(shape.q_len, dtype=np.int64))
-    return seen
+    """[rows, keys]: which pairs of these (None: of all) the mask shows in the first head.
+
+    For small numbers of them; `inputs` has all that the mask reads.
+    """
+    place = _Place.of(spec, shape, inputs, 0, 0)
+    rows = np.arange(shape.q_len, dtype=np.int64) if rows is None else rows
+    keys = np.arange(shape.kv_len, dtype=np.int64) if keys is None else keys
+    return place.seen(rows, keys) & (keys < place.kv_len)
 
 
 def tile_classes(
@@ -213,16 +221,13 @@ def tile_classes(
     block_m: int,
     block_n: int,
     inputs: Inputs,
-    *,
-    batch: int = 0,
-    q_head: int = 0,
 ) -> NDArray[np.int8]:
-    """[query tiles, key tiles] of EMPTY, PARTIAL, FULL: what the kernel does there.
+    """[query tiles, key tiles] of EMPTY, PARTIAL, FULL: what the kernel does in the first head.
 
     For small shapes. A visited tile is full where the loop bounds prove it, not where it happens to
     be: the tile that the end of the keys cuts is partial.
     """
-    place = _Place.of(spec, shape, inputs, batch, q_head)
+    place = _Place.of(spec, shape, inputs, 0, 0)
     first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
     key_tile = np.arange(-(-shape.kv_len // block_n), dtype=np.int64)
     classes = np.full((len(first), len(key_tile)), EMPTY, dtype=np.int8)
@@ -377,13 +382,13 @@ class _Place:
         for begin, end, walked in self.evaluated(span, first, last).chunks():
             yield np.maximum(begin, start), np.where(uniform & walked, np.minimum(end, stop), 0)
 
-    def seen(self, rows: Array) -> NDArray[np.bool_]:
-        """[rows, kv_len]: the predicate, pair by pair."""
-        block, keys = rows[:, None], np.arange(self.kv_len, dtype=np.int64)[None, :]
-        values: dict[sp.Symbol, Any] = {sym.ROW: block, sym.Q: block + self.q_offset, sym.K: keys}
+    def seen(self, rows: Array, keys: Array) -> NDArray[np.bool_]:
+        """[rows, keys]: the predicate, pair by pair."""
+        block, key = rows[:, None], keys[None, :]
+        values: dict[sp.Symbol, Any] = {sym.ROW: block, sym.Q: block + self.q_offset, sym.K: key}
         evaluate = _Evaluator({**self.symbols, **values}, self.tensors, self.spec)
         predicate = evaluate(visibility(self.spec).predicate)
-        return np.broadcast_to(predicate, (len(rows), self.kv_len))
+        return np.broadcast_to(predicate, (len(rows), len(keys)))
 
     def _evaluator(self, first: Array, last: Array) -> _Evaluator:
         """Evaluates bounds for tiles of rows `first` to `last`."""
@@ -452,8 +457,9 @@ class _Place:
 def _pairs_one_by_one(place: _Place, rows: Array) -> int:
     """Visible pairs by evaluating the predicate, BLOCK_PAIRS at a time."""
     step = max(1, BLOCK_PAIRS // max(1, place.kv_len))
+    keys = np.arange(place.kv_len, dtype=np.int64)
     blocks = (rows[start : start + step] for start in range(0, len(rows), step))
-    return sum(int(place.seen(block).sum()) for block in blocks)
+    return sum(int(place.seen(block, keys).sum()) for block in blocks)
 
 
 # ---- evaluation ----------------------------------------------------------------------------------

@@ -567,9 +567,17 @@ class Budget:
         return _compiled(_SCHEDULE, regs_per_thread(self.graph, self.problem.target.warp_size))
 
     @cached_property
-    def _launch(self) -> dict[str, Callable[..., float]]:
-        formulas = {name: self._sum(of) for name, of in LAUNCH_FORMULAS.items()}
-        return {name: _compiled(_LAUNCH, formula) for name, formula in formulas.items()}
+    def _launch(self) -> Mapping[str, Callable[..., float]]:
+        return _launch_functions((self.graph, *self.others))
+
+
+@cache
+def _launch_functions(graphs: tuple[TileGraph, ...]) -> Mapping[str, Callable[..., float]]:
+    """The compiled sum over all kernels of each of `LAUNCH_FORMULAS`."""
+    return {
+        name: _compiled(_LAUNCH, sp.Add(*(of(graph) for graph in graphs)))
+        for name, of in LAUNCH_FORMULAS.items()
+    }
 
 
 @cache
@@ -615,7 +623,7 @@ def naive_budget(problem: Problem) -> Budget:
 
     Without GQA, of N x N and one head dim, dram_bytes is the textbook's w*(4*N*d + 4*N^2).
     """
-    scores, softmax, values = lower_naive(problem)
+    scores, softmax, values = _lowered_naive(problem.spec)
     return Budget(problem, scores, (softmax, values))
 
 
@@ -630,9 +638,16 @@ def _lowered(
     spec: AttentionSpec, kernel: Kernel, order: Order, return_lse: bool, split: bool
 ) -> TileGraph:
     """A graph depends on the spec alone: all targets share it, and its compiled formulas."""
-    any_target = next(iter(TARGETS.values()))
-    problem = Problem(spec, any_target)
+    problem = Problem(spec, _ANY_TARGET)
     return lower(problem, kernel, loop_order=order, return_lse=return_lse, split=split)
+
+
+@cache
+def _lowered_naive(spec: AttentionSpec) -> tuple[TileGraph, TileGraph, TileGraph]:
+    return lower_naive(Problem(spec, _ANY_TARGET))
+
+
+_ANY_TARGET = next(iter(TARGETS.values()))
 
 
 _PRINTED = ("tile_traffic_bytes", "dram_bytes", "matmul_flops", "flops", "visited_flops")

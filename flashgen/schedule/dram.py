@@ -86,6 +86,20 @@ def grid_programs(schedule: Schedule, shape: Shape) -> int:
     return shape.batch * shape.q_heads * math.ceil(shape.q_len / schedule.block_m)
 
 
+def splits_that_fill(problem: Problem, schedule: Schedule, shape: Shape) -> int:
+    """The least power of two of flash1's key splits that gives nine in ten SMs work.
+
+    More splits than that cost more, in partial results, than the last SMs are worth.
+    """
+    key_tiles = max(1, math.ceil(shape.kv_len / schedule.block_n))
+    splits = 1
+    while 2 * splits <= key_tiles and (
+        10 * shape.batch * shape.q_heads * splits < 9 * problem.target.sm_count
+    ):
+        splits *= 2
+    return splits
+
+
 def resident_programs(problem: Problem, schedule: Schedule, shape: Shape) -> int:
     """Programs that run at the same time; at least one an SM."""
     per_sm = max(1, min(programs_per_sm(schedule, problem).values()))

@@ -16,6 +16,7 @@ from flashgen.passes.lower import order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
 from flashgen.schedule.budget import Budget, MatmulUnit, budget, budget_for, matmul_unit
 from flashgen.schedule.model import Bucket, Rejection, Schedule
+from flashgen.target import TARGETS, Target
 
 # The family's tiles hold whole rows of q, k and v; wider ones were never calibrated or compiled.
 MAX_HEAD_DIM = 512
@@ -58,9 +59,12 @@ def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) ->
 @cache
 def enumerate_space(problem: Problem, bucket: Bucket) -> Space:
     """Every schedule of the grid for `bucket`, checked: sorted, so the same in every process."""
+    twin = _same_limits(problem.target)
+    if twin != problem.target:
+        return enumerate_space(Problem(problem.spec, twin), bucket)
     feasible: list[Schedule] = []
     rejections: list[tuple[Schedule, Rejection]] = []
-    for schedule in sorted(_grid(problem, bucket), key=lambda schedule: schedule.sort_key):
+    for schedule in sorted(_grid(problem, bucket), key=lambda each: each.sort_key):
         rejection = check(schedule, problem, bucket)
         if rejection is None:
             feasible.append(schedule)
@@ -125,6 +129,25 @@ def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
                             num_stages=num_stages,
                             maxnreg=maxnreg,
                         )
+
+
+@cache
+def _same_limits(target: Target) -> Target:
+    """The catalogue's first GPU on which the same schedules are feasible, for the same reasons."""
+    return next((other for other in TARGETS.values() if _limits(other) == _limits(target)), target)
+
+
+def _limits(target: Target) -> tuple[object, ...]:
+    """All of a target that a check reads."""
+    return (
+        target.vendor,
+        target.arch,
+        target.warp_size,
+        target.smem_per_block_bytes,
+        target.regs_per_sm,
+        target.max_regs_per_thread,
+        target.max_threads_per_block,
+    )
 
 
 def _as_loop(

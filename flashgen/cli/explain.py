@@ -1,0 +1,131 @@
+"""`flashgen explain`: why a kernel is cut as it is, what it costs, and what limits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.cli.arguments import JsonOption, find_spec
+from flashgen.cli.output import print_json
+from flashgen.spec.model import AttentionSpec
+
+if TYPE_CHECKING:
+    from flashgen.compiler.explanation import Comparison, Explanation
+
+ALL = "all"
+SHAPE_FIELDS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
+
+
+def explain(
+    specs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC...",
+            help="Spec files, names of shipped specs, or folders of specs.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="ID", help="GPU (default: nvidia-h200), or `all` for a table."
+        ),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="B,H,HK,Q,K",
+            help="Batch, query heads, K/V heads, query and key length (default: the spec's first).",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw (.png, .svg or .pdf).")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Explain a spec's kernel: formulas, what fits, loop orders side by side, what limits it.
+
+    Derived, not measured. Needs neither a GPU nor torch; pictures need the extra `plot`.
+    """
+    sizes = _shape(shape)
+    if (plot or html) and target == ALL:
+        raise typer.BadParameter("--plot and --html show one target, not --target all")
+    found = [find_spec(path) for argument in specs for path in _paths(argument)]
+    if (plot or html) and len(found) > 1:
+        raise typer.BadParameter("--plot and --html show one spec")
+    if plot or html:
+        _check_pictures(plot)
+    results = [_explained(spec, target, sizes) for spec in found]
+    if json:
+        facts = [result.to_dict() for result in results]
+        print_json(facts if len(facts) > 1 else facts[0])
+    else:
+        typer.echo("\n".join(map(str, results)), nl=False)
+    if plot or html:
+        _draw(found[0], target, sizes, plot, html)
+
+
+def _paths(argument: str) -> list[str]:
+    """A folder stands for the specs in it."""
+    folder = Path(argument)
+    inside = sorted(map(str, folder.glob("*.yaml"))) if folder.is_dir() else []
+    return inside or [argument]
+
+
+def _shape(text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(SHAPE_FIELDS):
+        raise typer.BadParameter(
+            f"--shape: expected five whole numbers, {','.join(SHAPE_FIELDS)} (got {text!r})"
+        )
+    return dict(zip(SHAPE_FIELDS, numbers, strict=True))
+
+
+def _explained(
+    spec: AttentionSpec, target: str | None, shape: dict[str, int] | None
+) -> Explanation | Comparison:
+    from flashgen.compiler.explaining import compare, explain
+
+    if target == ALL:
+        return compare(spec, shape=shape)
+    return explain(spec, target=target, shape=shape)
+
+
+def _check_pictures(plot: Path | None) -> None:
+    """What cannot be drawn is said before anything else is printed."""
+    from flashgen.compiler.pictures import check_path, need_matplotlib
+
+    if plot:
+        check_path(plot)
+    need_matplotlib()
+
+
+def _draw(
+    spec: AttentionSpec,
+    target: str | None,
+    shape: dict[str, int] | None,
+    plot: Path | None,
+    html: Path | None,
+) -> None:
+    from flashgen.compiler.explaining import explain
+
+    found = explain(spec, target=target, shape=shape)
+    if plot:
+        from flashgen.compiler.pictures import draw
+
+        draw(found, plot)
+    if html:
+        from flashgen.compiler.explanation_html import write_html
+
+        write_html(found, html)

@@ -1,0 +1,126 @@
+"""`flashgen explain`: output, options, errors, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import CHECKOUT, MINIMAL, environment, run
+
+from flashgen.target import TARGETS
+
+SECTIONS = (
+    "What limits the kernel",
+    "Loop orders side by side",
+    "Mask",
+    "Formulas",
+    "On chip",
+    "Rejected tile shapes",
+    "Largest tiles that fit",
+)
+
+
+def test_every_section_is_there() -> None:
+    result = run("explain", "gemma2_local")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "gemma2_local on NVIDIA H200 SXM (nvidia-h200, sm_90)"
+    assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
+
+
+def test_a_gpu_that_is_not_here_and_a_shape() -> None:
+    shown = run(
+        "explain", "llama3_8b", "--target", "nvidia-rtx-4090", "--shape", "16,32,8,1,8192"
+    ).stdout
+    assert "NVIDIA GeForce RTX 4090" in shown
+    assert "batch 16, heads 32:8, q_len 1, kv_len 8192" in shown
+    assert "roofline: memory bandwidth" in shown
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(MINIMAL)
+    assert "(assumed: the spec names none)" in run("explain", str(path)).stdout
+
+
+def test_json_is_pure() -> None:
+    facts = json.loads(run("explain", "gpt2", "--json").stdout)
+    assert facts["target"] == "nvidia-h200"
+    assert {"formulas", "tiles", "rejections", "frontier", "algorithms", "mask"} <= facts.keys()
+
+
+def test_all_targets() -> None:
+    lines = run("explain", "llama3_8b", "--target", "all").stdout.splitlines()
+    assert [line.split()[0] for line in lines[4:]] == list(TARGETS)
+    rows = json.loads(run("explain", "llama3_8b", "--target", "all", "--json").stdout)["targets"]
+    assert [row["target"] for row in rows] == list(TARGETS)
+
+
+@pytest.mark.slow
+def test_all_targets_over_all_specs_within_15_seconds() -> None:
+    start = time.perf_counter()
+    result = subprocess.run(
+        [sys.executable, "-m", "flashgen", "explain", "specs", "--target", "all"],
+        cwd=CHECKOUT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert time.perf_counter() - start < 15
+    assert result.stdout.count("nvidia-h200 ") == len(list((CHECKOUT / "specs").glob("*.yaml")))
+
+
+def test_neither_torch_nor_triton_nor_matplotlib() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from flashgen.cli.main import app; "
+        "assert CliRunner().invoke(app, ['explain', 'gpt2']).exit_code == 0; "
+        "print(sorted({'torch', 'triton', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, html = tmp_path / "out.png", tmp_path / "out.html"
+    result = run("explain", "gpt2", "--plot", str(plot), "--html", str(html))
+    assert result.exit_code == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("gpt2", "--target", "rtx-4090"), 8, "did you mean 'nvidia-rtx-4090'"),
+        (("gpt2", "--shape", "1,2,3"), 2, "expected five whole numbers"),
+        (("gpt2", "--shape", "1,x,3,4,5"), 2, "expected five whole numbers"),
+        (("gpt2", "--shape", "1,12,5,64,64"), 3, "5 does not divide q_heads = 12"),
+        (("gpt2", "--shape", "9000000,12,12,8192,8192"), 5, "the largest GPU in the catalogue"),
+        (("gpt3",), 3, "did you mean 'gpt2'"),
+        (("gpt2", "--plot", "out.bmp2"), 1, "a picture ends in .png, .svg, .pdf"),
+        (("gpt2", "--plot", "no/such/folder/out.png"), 1, "cannot be written"),
+        (("gpt2", "--target", "all", "--plot", "out.png"), 2, "show one target"),
+        (("gpt2", "llama3_8b", "--html", "out.html"), 2, "show one spec"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], code: int, said: str) -> None:
+    result = run("explain", *arguments)
+    assert result.exit_code == code
+    assert said in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("option", ["--plot", "--html"])
+def test_without_the_extra(option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ending = option.removeprefix("--").replace("plot", "png")
+    result = run("explain", "gpt2", option, str(tmp_path / f"out.{ending}"))
+    assert result.exit_code == 1
+    assert "hint: pip install 'flashgen[plot]'" in result.stderr

@@ -1,0 +1,257 @@
+"""Explanations: their numbers are the budget's, their text is golden, bad input is said so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashgen import AttentionSpec, explain, load_spec, settings
+from flashgen.compiler import Explanation, compare
+from flashgen.compiler.pictures import draw
+from flashgen.errors import FlashgenError, ScheduleError, SpecError, TargetError
+from flashgen.problem import Problem
+from flashgen.schedule.model import bucket_of
+from flashgen.schedule.space import check, default_schedule, enumerate_space
+from flashgen.spec.model import Shape
+from flashgen.target import TARGETS, get_target
+
+PLAIN = AttentionSpec(name="plain", head_dim=64, dtype="fp32")
+
+
+def shipped(name: str) -> AttentionSpec:
+    return load_spec(settings.specs_dir() / f"{name}.yaml")
+
+
+def one_head(length: int) -> Shape:
+    return Shape(batch=1, q_heads=1, kv_heads=1, q_len=length, kv_len=length)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("gemma2_local", "nvidia-h200"),
+        ("deepseek_v3_prefill", "nvidia-a10"),
+        ("modernbert_global", "nvidia-b200"),
+    ],
+)
+def test_golden_text(name: str, target: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"explain/{name}.txt", str(explain(shipped(name), target=target)))
+
+
+def test_golden_comparison(golden: Callable[[str, str], None]) -> None:
+    golden("explain/all-targets.txt", str(compare(shipped("llama3_8b"))))
+
+
+def test_the_theorys_numbers_are_in_it() -> None:
+    """N = 2048, d = 64, fp32: naive 69,206,016 B; 1,094,713,344 FLOPs in all three."""
+    found = {a.name: a for a in explain(PLAIN, shape=one_head(2048)).algorithms}
+    assert list(found) == ["flash2", "flash1", "naive"]
+    assert {a.flops for a in found.values()} == {1_094_713_344}
+    assert found["naive"].dram_bytes == found["naive"].tile_traffic_bytes == 69_206_016
+    assert found["flash2"].dram_floor_bytes == 4 * 4 * 2048 * 64
+    assert found["naive"].intensity == pytest.approx(1_094_713_344 / 69_206_016)
+
+
+def test_it_explains_the_schedule_that_would_be_compiled() -> None:
+    spec = shipped("gemma2_local")
+    found = explain(spec)
+    problem = Problem(spec, get_target("nvidia-h200"))
+    bucket = bucket_of(8192, 8192)
+    space = enumerate_space(problem, bucket)
+    assert found.schedule == default_schedule(problem, bucket)
+    assert found.feasible == len(space.feasible)
+    rejected = sum(tile.schedules for group in found.rejections for tile in group.tiles)
+    assert rejected == len(space.rejections) == found.tried - found.feasible
+    values = {formula.name: formula.value for formula in found.formulas}
+    assert values["smem_bytes"] == found.smem_bytes == 196_608
+    assert values["tile_traffic_bytes"] == found.algorithms[0].tile_traffic_bytes
+
+
+def test_the_frontier_cannot_be_enlarged() -> None:
+    found = explain(shipped("gemma2_local"))
+    problem = Problem(found.spec, found.target)
+    assert found.frontier
+    for schedule in found.frontier:
+        assert check(schedule, problem) is None
+        for change in ({"block_m": 2 * schedule.block_m}, {"block_n": 2 * schedule.block_n}):
+            larger = dataclasses.replace(schedule, **change)
+            if max(larger.block_m, larger.block_n) <= 256:
+                tile = (larger.block_m, larger.block_n)
+                fits = {
+                    (cell.block_m, cell.block_n) for cell in found.grid if cell.schedule is not None
+                }
+                assert tile not in fits
+
+
+def test_rejected_tiles_name_what_they_need() -> None:
+    found = explain(shipped("gemma2_local"))
+    groups = {group.reason: group for group in found.rejections}
+    assert set(groups) == {"smem_bytes", "regs_per_thread"}
+    for tile in groups["smem_bytes"].tiles:
+        assert tile.required > tile.limit == 232_448
+    cells = {(c.block_m, c.block_n): c for c in found.grid}
+    assert cells[256, 256].reason == "smem_bytes"
+    assert cells[128, 64].reason is None
+
+
+def test_the_spec_decides_the_order_and_auto_says_why() -> None:
+    spec = shipped("llama3_8b")
+    assert explain(spec).loop_order == "flash2"
+    flash1 = explain(spec.replace(loop_order="flash1"))
+    assert (flash1.loop_order, flash1.order_reason) == ("flash1", "as the spec asks")
+    assert flash1.schedule is not None
+    assert flash1.schedule.loop_order == "flash1"
+    assert [tile.name for tile in flash1.tiles if tile.copies > 1] == ["q_tile"]
+    auto = explain(spec.replace(loop_order="auto"))
+    assert auto.loop_order == "flash2"
+    assert auto.order_reason.startswith("auto: bound ")
+    assert "tile traffic" in auto.order_reason
+
+
+def test_flash1_splits_the_keys_until_the_gpu_is_full() -> None:
+    spec = shipped("llama3_8b").replace(loop_order="flash1")
+    few = explain(spec, shape=Shape(1, 32, 8, 8192, 8192)).schedule
+    many = explain(spec, shape=Shape(8, 32, 8, 8192, 8192)).schedule
+    assert few is not None
+    assert many is not None
+    assert (few.num_kv_splits, many.num_kv_splits) == (4, 1)
+
+
+def test_a_spec_without_shapes_gets_one_and_says_so() -> None:
+    found = explain(PLAIN)
+    assert found.shape_assumed
+    assert "(assumed: the spec names none)" in str(found)
+    assert not explain(shipped("llama3_8b")).shape_assumed
+
+
+def test_nothing_fits_is_an_explanation_too() -> None:
+    found = explain(AttentionSpec(name="wide", head_dim=1024, dtype="bf16"), target="nvidia-l4")
+    assert found.schedule is None
+    assert found.limits[-1] == "on-chip memory: no tile shape fits nvidia-l4"
+    assert [a.name for a in found.algorithms] == ["naive"]
+    assert "schedule  none of" in str(found)
+
+
+def test_more_memory_than_this_gpu_has_comes_first() -> None:
+    found = explain(
+        shipped("llama3_8b"), target="nvidia-l4", shape=Shape(32, 32, 8, 65_536, 65_536)
+    )
+    assert found.limits[0].startswith("memory: inputs and output take 42.9 GB, more than the 24 GB")
+
+
+@pytest.mark.parametrize("length", [1, 16, 100, 128])
+def test_short_keys_take_a_single_tile(length: int) -> None:
+    found = explain(shipped("gpt2"), shape=Shape(2, 12, 12, length, length))
+    assert found.schedule is not None
+    assert found.schedule.kernel == "single_tile"
+    assert str(found)
+
+
+# **** bad input ****
+
+
+def test_a_shape_that_no_gpu_holds() -> None:
+    with pytest.raises(ScheduleError) as caught:
+        explain(shipped("llama3_8b"), shape=Shape(1_000_000, 32, 8, 8192, 8192))
+    text = str(caught.value)
+    assert "inputs and output take 167,772 GB" in text
+    assert "amd-mi300x, has 192 GB" in text
+    assert "--shape is batch,q_heads,kv_heads,q_len,kv_len" in text
+
+
+def test_a_shape_that_the_spec_forbids() -> None:
+    with pytest.raises(SpecError, match="5 does not divide q_heads = 32"):
+        explain(shipped("llama3_8b"), shape=Shape(1, 32, 5, 8, 8))
+
+
+def test_an_unknown_target() -> None:
+    with pytest.raises(TargetError, match=r"did you mean 'nvidia-h200'.*nvidia-rtx-4090"):
+        explain(PLAIN, target="h200")
+
+
+def test_a_dtype_that_a_target_cannot_multiply() -> None:
+    spec = AttentionSpec(name="narrow", head_dim=64, dtype="fp8_e4m3")
+    with pytest.raises(TargetError, match="has no fp8_e4m3 matmul unit"):
+        explain(spec, target="nvidia-a10")
+    rows = {row.target: row for row in compare(spec).rows}
+    assert rows["nvidia-a10"].note == "no fp8_e4m3 matmul unit"
+    assert rows["nvidia-h200"].flash2_ms is not None
+
+
+# **** data ****
+
+
+def test_it_is_data() -> None:
+    found = explain(shipped("gemma2_local"))
+    assert pickle.loads(pickle.dumps(found)) == found
+    facts = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert facts["schedule"]["block_m"] == 128
+    assert facts["algorithms"][2]["name"] == "naive"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.feasible = 0  # type: ignore[misc]
+
+
+def test_a_comparison_covers_the_catalogue() -> None:
+    found = compare(shipped("llama3_8b"))
+    assert [row.target for row in found.rows] == list(TARGETS)
+    own = {row.target: row for row in found.rows}["nvidia-rtx-4090"]
+    alone = explain(shipped("llama3_8b"), target="nvidia-rtx-4090")
+    assert own.flash2_ms == alone.algorithms[0].bound_ms
+    assert (own.schedule, own.smem_bytes) == (str(alone.schedule), alone.smem_bytes)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+# **** pictures ****
+
+
+def explained(name: str) -> Explanation:
+    return explain(shipped(name))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_picture_is_written(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"out.{suffix}"
+    draw(explained("modernbert_local"), path)
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert path.read_bytes().startswith(start)
+    assert path.stat().st_size > 10_000
+
+
+def test_a_picture_where_nothing_fits(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    wide = AttentionSpec(name="wide", head_dim=1024, dtype="bf16", mask="causal")
+    draw(explain(wide, target="nvidia-l4"), tmp_path / "wide.png")
+    assert (tmp_path / "wide.png").exists()
+
+
+def test_a_page_holds_its_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from flashgen.compiler.explanation_html import write_html
+
+    path = tmp_path / "out.html"
+    write_html(explained("gemma2_local"), path)
+    page = path.read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 4
+    assert "(k &lt;= q) &amp; (k &gt;= q - 4095)" in page
+    assert "http" not in page  # whole in itself
+
+
+def test_without_the_extra_a_picture_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(FlashgenError) as caught:
+        draw(explained("gpt2"), tmp_path / "out.png")
+    assert "pip install 'flashgen[plot]'" in str(caught.value)
+
+
+def test_a_picture_of_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(FlashgenError, match=r"ends in .png, .svg, .pdf \(got '.jpeg2'\)"):
+        draw(explained("gpt2"), tmp_path / "out.jpeg2")
