@@ -533,7 +533,8 @@ class Budget:
             visible_pairs,
             min(first_visits, visited_tiles),
         )
-        return Figures(**{name: int(of(*numbers)) for name, of in self._launch.items()})
+        values = self._launch(*numbers)
+        return Figures(**dict(zip(LAUNCH_FORMULAS, map(int, values), strict=True)))
 
     def _numbers(self, schedule: Schedule | None) -> tuple[int, ...]:
         """The arguments of formulas compiled for `_SCHEDULE`."""
@@ -567,17 +568,16 @@ class Budget:
         return _compiled(_SCHEDULE, regs_per_thread(self.graph, self.problem.target.warp_size))
 
     @cached_property
-    def _launch(self) -> Mapping[str, Callable[..., float]]:
-        return _launch_functions((self.graph, *self.others))
+    def _launch(self) -> Callable[..., tuple[float, ...]]:
+        return _launch_function((self.graph, *self.others))
 
 
 @cache
-def _launch_functions(graphs: tuple[TileGraph, ...]) -> Mapping[str, Callable[..., float]]:
-    """The compiled sum over all kernels of each of `LAUNCH_FORMULAS`."""
-    return {
-        name: _compiled(_LAUNCH, sp.Add(*(of(graph) for graph in graphs)))
-        for name, of in LAUNCH_FORMULAS.items()
-    }
+def _launch_function(graphs: tuple[TileGraph, ...]) -> Callable[..., tuple[float, ...]]:
+    """The sums over all kernels of `LAUNCH_FORMULAS`, in one function: compiling is what costs."""
+    sums = tuple(sp.Add(*(of(graph) for graph in graphs)) for of in LAUNCH_FORMULAS.values())
+    function: Callable[..., tuple[float, ...]] = sp.lambdify(_LAUNCH, sums, modules="math")
+    return function
 
 
 @cache
