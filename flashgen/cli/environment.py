@@ -16,6 +16,7 @@ import sysconfig
 import tempfile
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
@@ -229,7 +230,7 @@ def _c_compiler() -> Finding:
 
 def _torch_build() -> Finding:
     """For which GPUs the installed torch was built, from torch/version.py."""
-    found = importlib.util.find_spec("torch")
+    found = PathFinder.find_spec("torch")
     path = Path(found.origin).with_name("version.py") if found and found.origin else None
     if path is None or not path.is_file():
         return Finding("torch build", "failed", "torch is not installed", FLASHGEN_NEEDS)

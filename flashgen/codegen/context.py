@@ -75,24 +75,28 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Score:
-    """From raw q·k to base-2 scores.
+    """From raw q·k to scores, and from scores to the exponent of 2.
 
     folded: no score change and scale > 0, so that the scale is applied inside the exponent (one
-    FFMA an element); otherwise `lines` leave scaled base-2 scores.
+    FFMA an element); otherwise `lines` leave scores in natural units. precise: fp32, where the
+    maximum is subtracted before the change of base and exp2 is better than the hardware's.
     """
 
     folded: bool
+    precise: bool
+    scale: str
     scale_log2: str
     lines: tuple[str, ...]
     may_be_minus_inf: bool
 
     @property
-    def folded_factor(self) -> str:
-        return " * QK_SCALE_LOG2" if self.folded else ""
+    def to_log2(self) -> str:
+        """Name of the factor from scores, as `lines` leave them, to base 2."""
+        return "QK_SCALE_LOG2" if self.folded else "LOG2_E"
 
     @property
-    def full_max(self) -> str:
-        return "m_safe" if self.may_be_minus_inf else "m_new"
+    def exp2(self) -> str:
+        return "exp2_fp32" if self.precise else "tl.exp2"
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,18 @@ class RenderContext:
     kernels: tuple[str, ...] = ()
 
     @property
+    def second_walk(self) -> str:
+        """The condition under which a query tile is walked again; empty: never."""
+        conditions = []
+        if self.bounds.kind != "none" and self.masks_keys:
+            conditions.append("tl.max((acc != acc).to(tl.int32)) > 0")
+        if self.bounds.kind != "none" and not self.score.precise:
+            conditions.append("tl.max(overflowed.to(tl.int32)) > 0")
+        return (
+            " | ".join(f"({c})" for c in conditions) if len(conditions) > 1 else "".join(conditions)
+        )
+
+    @property
     def qk_in_row(self) -> str:
         return self._in_dim("dims_qk[None, :]", "QK", self.head_dim_qk, self.head_dim_qk_padded)
 
@@ -271,7 +287,7 @@ def context(
         [seen.predicate, score] + [e for s in seen.spans for e in _span_expressions(s)]
     )
     names = _names(spec) | variables_for(reads)
-    printer = TritonPrinter(names, precise=spec.dtype.q == "fp32")
+    printer = TritonPrinter(names, precise=problem.elem_bytes == 4)
     dense = dense_tensors(reads)
     in_score = reads_of([score])
     loads = [
@@ -368,7 +384,7 @@ def _with_dependencies(helpers: set[str], bounds: Bounds) -> frozenset[str]:
 
 # Names with a meaning in a generated module, beside Python's own; a callable hides none of them.
 _IN_MODULE = frozenset(
-    "torch triton tl run has_aligned_rows floor_div floor_mod attention_fwd "
+    "torch triton tl run has_aligned_rows floor_div floor_mod exp2_fp32 tanh attention_fwd "
     "attention_fwd_single_tile kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )
@@ -412,18 +428,17 @@ def _schedule_rows(choices: Sequence[tuple[Bucket, Schedule]]) -> tuple[tuple[st
 
 
 def _score_expression(problem: Problem) -> sp.Expr:
-    """The score in base 2, as a function of raw q·k (of 0 * q·k where the scale is 0)."""
+    """The score in natural units, as a function of raw q·k (of 0 * q·k where the scale is 0)."""
     spec = problem.spec
     natural = collapse_broadcasts(sym.score_expression(spec), spec)
     score = under_mask(natural, visibility(spec).predicate)
     scale = sp.Float(problem.softmax_scale or 1.0)
-    return sp.Float(LOG2_E) * score.subs(sym.S, scale * QK)
+    return score.subs(sym.S, scale * QK)
 
 
 def _score_text(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Score:
-    scale_log2 = repr(problem.softmax_scale * LOG2_E)
-    if not problem.spec.score and problem.softmax_scale > 0:
-        return Score(True, scale_log2, (), may_be_minus_inf=False)
+    precise = problem.spec.dtype.q == "fp32"
+    folded = not (precise or problem.spec.score) and problem.softmax_scale > 0
     shared, final = _with_shared_named(score)
     lines = [] if problem.softmax_scale else ["scores = scores * 0.0"]
     lines += [f"{name} = {printer.doprint(value)}" for name, value in shared]
@@ -433,7 +448,14 @@ def _score_text(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Sco
         )
     elif final != QK:
         lines.append(f"scores = {printer.doprint(final)}")
-    return Score(False, scale_log2, tuple(lines), may_be_minus_inf=_may_be_minus_inf(problem.spec))
+    return Score(
+        folded=folded,
+        precise=precise,
+        scale=repr(problem.softmax_scale),
+        scale_log2=repr(problem.softmax_scale * LOG2_E),
+        lines=() if folded else tuple(lines),
+        may_be_minus_inf=_may_be_minus_inf(problem.spec),
+    )
 
 
 def _with_shared_named(score: sp.Expr) -> tuple[list[tuple[sp.Symbol, sp.Expr]], sp.Expr]:

@@ -109,7 +109,7 @@ def input_read(
         if not index.is_Atom
     }
     index_statements = tuple(f"{name} = {printer.doprint(e)}" for e, name in computed.items())
-    printer = TritonPrinter({**printer.names, **computed}, printer.helpers)
+    printer = TritonPrinter({**printer.names, **computed}, printer.helpers, precise=printer.precise)
     offsets = [
         _offset(tensor, axis, index, printer, is_dense_tensor=tensor.name in dense)
         for axis, (index, extent) in enumerate(zip(read.indices, tensor.shape, strict=True))

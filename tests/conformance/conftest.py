@@ -1,4 +1,4 @@
-"""Conformance tests keep their generated kernels to themselves and expect to run in the interpreter."""
+"""Conformance tests keep their kernels to themselves and expect to run in the interpreter."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_l3_gradients_of_lse_are_refused() -> None:
         kernel(q.requires_grad_(), k, v)
 
 
-# ---- groups 12 and 13 ------------------------------------------------------------------------------
+# ---- groups 12 and 13 ----------------------------------------------------------------------------
 
 BIAS = {
     "score": [{"bias": {"tensor": "rel"}}],
@@ -141,7 +141,7 @@ def test_b1_a_factor_on_the_score() -> None:
     number, _ = attend(built, q, k, v, w=0.5)
     tensor, _ = attend(built, q, k, v, w=torch.tensor(0.5))
     assert torch.equal(number, tensor)
-    with pytest.raises(TensorError, match="^w: got a tensor that requires grad"):
+    with pytest.raises(TensorError, match=r"^w: got a tensor that requires grad"):
         attend(built, q, k, v, w=torch.tensor(0.5, requires_grad=True))
 
 

@@ -131,15 +131,22 @@ def test_s10_the_same_tensor_three_times(layout: str) -> None:
     assert torch.equal(x, before)
 
 
-# ---- group 12: biases of every shape, forward ------------------------------------------------------
+# ---- group 12: biases of every shape, forward ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "shape",
-    [["batch", "q_heads", "q_len", "kv_len"], ["q_len", "kv_len"], [1, "q_heads", "q_len", "kv_len"],
-     ["batch", 1, 1, "kv_len"], ["batch", "q_heads", 1, 1], ["kv_len"], ["batch", 1, "q_len", 1]],
+    [
+        ["batch", "q_heads", "q_len", "kv_len"],
+        ["q_len", "kv_len"],
+        [1, "q_heads", "q_len", "kv_len"],
+        ["batch", 1, 1, "kv_len"],
+        ["batch", "q_heads", 1, 1],
+        ["kv_len"],
+        ["batch", 1, "q_len", 1],
+    ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("form", ["contiguous", "padded", "padded_16", "dim_outer"])
 def test_b2_b5_biases_broadcast(shape: list[Any], form: str) -> None:
     spec = {

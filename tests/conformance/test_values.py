@@ -118,7 +118,7 @@ def test_n13_the_tail_of_a_tile_holds_nothing(keys: int) -> None:
         )
 
 
-# ---- N11: compiled against eager, over the shipped specs -------------------------------------------
+# ---- N11: compiled against eager, over the shipped specs -----------------------------------------
 
 SHIPPED = sorted(path.stem for path in settings.specs_dir().glob("*.yaml"))
 SIZES = {"whisper_cross": (20, 40)}
@@ -137,7 +137,7 @@ def test_n11_shipped_specs_equal_eager(name: str) -> None:
     group = spec.heads.group or 1
     heads = min(group, 3) if spec.heads.group is None else group
     queries, keys = SIZES.get(name, (33, 40))
-    # A narrower head, and a single query tile for wide groups: the mask and the score are what counts.
+    # Narrower heads, and one query tile for wide groups: the mask and the score are what counts.
     width = {"qk": 24, "v": 16} if spec.head_dim.qk != spec.head_dim.v else 16
     fields["scale"] = spec.softmax_scale
     fields["mask"] = shortened(fields["mask"])

@@ -1,4 +1,4 @@
-"""Everything in this folder needs a CUDA GPU: marked `gpu`, skipped where there is none."""
+"""Everything here needs a CUDA GPU: marked `gpu`, which tests/conftest.py skips without one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 import torch
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -168,9 +168,7 @@ def test_u11_qwen_like_layer_at_262144_needs_no_memory_beside_its_results() -> N
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
     results = out.numel() * out.element_size() + lse.numel() * lse.element_size()
-    print(
-        f"\nN={length}: {start.elapsed_time(end):.0f} ms, extra memory {extra} B, results {results} B"
-    )
+    print(f"\nN={length}: {start.elapsed_time(end):.0f} ms, extra {extra} B, results {results} B")
     assert results <= extra <= results + 1024  # the allocator rounds each block up to 512 B
     assert bool(torch.isfinite(lse).all())
     for rows in (range(length - 4, length), range(131_070, 131_074)):

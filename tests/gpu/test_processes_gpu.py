@@ -1,4 +1,4 @@
-"""Group 14 on the GPU: compiles counted, threads, streams, graphs, devices, and how long a start takes."""
+"""Group 14 on the GPU: compiles counted, threads, streams, graphs, devices, starting times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flashgen.spec.model import AttentionSpec
 
 @contextmanager
 def counted() -> Iterator[list[str]]:
-    """Names of the kernels that Triton compiles, or fetches from its disk cache, inside the block."""
+    """Names of the kernels that Triton compiles, or fetches from its disk, inside the block."""
     compiled: list[str] = []
     before = knobs.runtime.jit_post_compile_hook
 

@@ -132,16 +132,20 @@ def test_n1_huge_bf16_inputs() -> None:
     assert torch.equal(out, x)
 
 
+CAUSAL = {"head_dim": 64, "mask": ["causal"]}
+LATE = {"sink": "per_head", "mask": [{"expr": "row >= 14 and k >= 300"}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "sizes", "magnitude"),
     [
-        ({"head_dim": 64, "mask": ["causal"], "score": [{"expr": "s + (q - k)"}]}, (1, 1, 1, 1025, 1025), 1.0),
+        ({**CAUSAL, "score": [{"expr": "s + (q - k)"}]}, (1, 1, 1, 1025, 1025), 1.0),
         ({"head_dim": 128, "mask": ["causal"]}, (1, 4, 4, 1024, 1024), 3.0),
         ({"head_dim": 64, "score": [{"softcap": 15.0}]}, (1, 2, 2, 128, 128), 10.0),
         ({"head_dim": 16}, (1, 12, 2, 1, 4096), 1.0),
         ({"head_dim": 32, "scale": 1 / 32}, (1, 1, 1, 1, 257), 1.0),
         ({"head_dim": 256, "mask": ["causal"]}, (2, 16, 2, 300, 300), 1.0),
-        ({"head_dim": 512, "sink": "per_head", "mask": [{"expr": "row >= 14 and k >= 300"}]}, (1, 2, 1, 40, 700), 1.0),
+        ({"head_dim": 512, **LATE}, (1, 2, 1, 40, 700), 1.0),
     ],
     ids=["t1", "n5", "n3", "g1", "t11", "g6", "m2"],
 )  # fmt: skip

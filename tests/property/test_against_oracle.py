@@ -1,4 +1,4 @@
-"""Random specs, shapes, dtypes and strides, interpreted on the CPU and held against the fp64 oracle.
+"""Random specs, shapes, dtypes and strides, interpreted on the CPU, against the fp64 oracle.
 
 FLASHGEN_PROPERTY_EXAMPLES: how many (default 100); FLASHGEN_PROPERTY_SEED: which (default 0): the
 same seed gives the same examples, another one others.

@@ -31,6 +31,7 @@ HEAD_DIM_QK = tl.constexpr(64)
 HEAD_DIM_QK_PADDED = tl.constexpr(64)
 HEAD_DIM_V = tl.constexpr(64)
 HEAD_DIM_V_PADDED = tl.constexpr(64)
+LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -103,9 +104,9 @@ def attention_fwd(
         k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 2)
         k_tile = tl.load(k_first + k_offsets)
         scores = tl.dot(q_tile, k_tile)
-        scores = 0.18033688011112042 * scores - 1.4426950408889634 * slopes_at_h * (q_idx - kv_idx)
-        m_new = tl.maximum(m_i, tl.max(scores, 1))
-        probs = tl.exp2(scores - m_new[:, None])
+        scores = 0.125 * scores - slopes_at_h * (q_idx - kv_idx)
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * LOG2_E)
+        probs = tl.exp2(scores * LOG2_E - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
@@ -120,12 +121,12 @@ def attention_fwd(
         k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 2)
         k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
         scores = tl.dot(q_tile, k_tile)
-        scores = 0.18033688011112042 * scores - 1.4426950408889634 * slopes_at_h * (q_idx - kv_idx)
+        scores = 0.125 * scores - slopes_at_h * (q_idx - kv_idx)
         visible = kv_exists & (kv_idx <= q_idx)
         scores = tl.where(visible, scores, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(scores, 1))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet: keep -inf - -inf out
-        probs = tl.exp2(scores - m_safe[:, None])
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * LOG2_E)
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+        probs = tl.exp2(scores * LOG2_E - m_safe[:, None])
         alpha = tl.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
@@ -133,9 +134,12 @@ def attention_fwd(
         acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None])
         m_i = m_new
 
-    # A masked key has probability 0, but 0 * NaN is NaN. Where one came out, walk again with every V
-    # that is not finite kept away from the rows that cannot see it.
-    if tl.max(tl.max((acc != acc).to(tl.int32), 1), 0) > 0:
+    # Rare values are walked over again.
+    # A masked key has probability 0, but 0 * NaN is NaN: a V that is not finite must not reach rows
+    # that cannot see it.
+    # A score beyond 1e9 is further from its own rounded maximum than exp2 can hold.
+    overflowed = (m_i > float("-inf")) & ~((l_i > 1e-18) & (l_i < 1e18))
+    if (tl.max((acc != acc).to(tl.int32)) > 0) | (tl.max(overflowed.to(tl.int32)) > 0):
         m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, HEAD_DIM_V_PADDED], tl.float32)
@@ -146,13 +150,13 @@ def attention_fwd(
             k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 2)
             k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
             scores = tl.dot(q_tile, k_tile)
-            scores = 0.18033688011112042 * scores - 1.4426950408889634 * slopes_at_h * (q_idx - kv_idx)
+            scores = 0.125 * scores - slopes_at_h * (q_idx - kv_idx)
             visible = kv_exists & (kv_idx <= q_idx)
             scores = tl.where(visible, scores, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(scores, 1))
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet: keep -inf - -inf out
-            probs = tl.exp2(scores - m_safe[:, None])
-            alpha = tl.exp2(m_i - m_safe)
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+            probs = tl.exp2((scores - m_safe[:, None]) * LOG2_E)
+            alpha = tl.exp2((m_i - m_safe) * LOG2_E)
             l_i = l_i * alpha + tl.sum(probs, 1)
             v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
             v_tile = tl.load(
@@ -165,6 +169,7 @@ def attention_fwd(
             v_tile = tl.where(v_finite[:, None] > 0, v_tile, 0.0).to(v_tile.dtype)
             acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None])
             m_i = m_new
+        m_i = m_i * LOG2_E
 
     # A row that saw no key has l_i = 0: output 0, lse = -inf.
     out_tile = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
@@ -234,18 +239,18 @@ def attention_fwd_single_tile(
     v_first = tl.multiple_of(v_base, ALIGN * 2)
     v_tile = tl.load(v_first + v_offsets, mask=(cols[:, None] < kv_len), other=0.0)
     scores = tl.dot(q_tile, k_tile)
-    scores = 0.18033688011112042 * scores - 1.4426950408889634 * slopes_at_h * (q_idx - kv_idx)
+    scores = 0.125 * scores - slopes_at_h * (q_idx - kv_idx)
     visible = kv_exists & (kv_idx <= q_idx)
     scores = tl.where(visible, scores, float("-inf"))
     m_i = tl.max(scores, 1)
     m_safe = tl.where(m_i == float("-inf"), 0.0, m_i)  # a row that sees no key: keep -inf - -inf out
-    probs = tl.exp2(scores - m_safe[:, None])
+    probs = tl.exp2((scores - m_safe[:, None]) * LOG2_E)
     l_i = tl.sum(probs, 1)
     acc = tl.dot(probs.to(v_tile.dtype), v_tile)
 
     # A masked key has probability 0, but 0 * NaN is NaN. Where one came out, multiply again with every
     # V that is not finite kept away from the rows that cannot see it.
-    if tl.max(tl.max((acc != acc).to(tl.int32), 1), 0) > 0:
+    if tl.max((acc != acc).to(tl.int32)) > 0:
         v_finite = tl.min((tl.abs(v_tile.to(tl.float32)) < float("inf")).to(tl.int32), axis=1)
         probs = tl.where((v_finite[None, :] > 0) | ~visible, probs, float("nan"))
         v_tile = tl.where(v_finite[:, None] > 0, v_tile, 0.0).to(v_tile.dtype)
@@ -259,7 +264,7 @@ def attention_fwd_single_tile(
     out_offsets = rows[:, None] * (stride_om * ALIGN).to(offset_t) + dims_v[None, :]
     tl.store(out_base + out_offsets, out_tile.to(out_ptr.dtype.element_ty), mask=row_exists)
     lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
-    lse = (m_i + tl.log2(l_i)) * LN_2
+    lse = m_i + tl.log2(l_i) * LN_2
     tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
@@ -300,6 +305,8 @@ def has_aligned_rows(tensor, unit):
 
     Rows so far apart that the offsets inside a tile need 64 bits do not count as aligned either.
     """
+    if tensor.numel() == 0:
+        return True
     row_strides = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1]) if n > 1]
     contiguous = tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
     near = tensor.stride(-2) < 2**23  # 256 rows of a tile, below 2**31

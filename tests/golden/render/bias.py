@@ -29,6 +29,7 @@ HEAD_DIM_QK = tl.constexpr(64)
 HEAD_DIM_QK_PADDED = tl.constexpr(64)
 HEAD_DIM_V = tl.constexpr(64)
 HEAD_DIM_V_PADDED = tl.constexpr(64)
+LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -99,10 +100,10 @@ def attention_fwd(
         k_tile = tl.load(k_first + k_offsets)
         rel_at_row_k = tl.load(rel_at_row_k_base + (row_idx * (stride_rel_2 * (8 if ALIGN > 1 else 1)) + kv_idx * (1 if ALIGN > 1 else stride_rel_3)), mask=row_exists, other=0).to(tl.float32)
         scores = tl.dot(q_tile, k_tile)
-        scores = 0.18033688011112042 * scores + 1.4426950408889634 * rel_at_row_k
-        m_new = tl.maximum(m_i, tl.max(scores, 1))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # the score itself may be -inf
-        probs = tl.exp2(scores - m_safe[:, None])
+        scores = 0.125 * scores + rel_at_row_k
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * LOG2_E)
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+        probs = tl.exp2(scores * LOG2_E - m_safe[:, None])
         alpha = tl.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
@@ -118,18 +119,52 @@ def attention_fwd(
         k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
         rel_at_row_k = tl.load(rel_at_row_k_base + (row_idx * (stride_rel_2 * (8 if ALIGN > 1 else 1)) + kv_idx * (1 if ALIGN > 1 else stride_rel_3)), mask=row_exists & kv_exists, other=0).to(tl.float32)
         scores = tl.dot(q_tile, k_tile)
-        scores = 0.18033688011112042 * scores + 1.4426950408889634 * rel_at_row_k
+        scores = 0.125 * scores + rel_at_row_k
         visible = kv_exists
         scores = tl.where(visible, scores, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(scores, 1))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet: keep -inf - -inf out
-        probs = tl.exp2(scores - m_safe[:, None])
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * LOG2_E)
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+        probs = tl.exp2(scores * LOG2_E - m_safe[:, None])
         alpha = tl.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
         v_tile = tl.load(v_first + v_offsets, mask=(n_start + cols[:, None] < kv_len), other=0.0)
         acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None])
         m_i = m_new
+
+    # Rare values are walked over again.
+    # A score beyond 1e9 is further from its own rounded maximum than exp2 can hold.
+    overflowed = (m_i > float("-inf")) & ~((l_i > 1e-18) & (l_i < 1e18))
+    if tl.max(overflowed.to(tl.int32)) > 0:
+        m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l_i = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, HEAD_DIM_V_PADDED], tl.float32)
+        for j in tl.range(lo, hi, num_stages=1):
+            n_start = j * BLOCK_N
+            kv_idx = n_start + cols[None, :]
+            kv_exists = kv_idx < kv_len
+            k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 2)
+            k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
+            rel_at_row_k = tl.load(rel_at_row_k_base + (row_idx * (stride_rel_2 * (8 if ALIGN > 1 else 1)) + kv_idx * (1 if ALIGN > 1 else stride_rel_3)), mask=row_exists & kv_exists, other=0).to(tl.float32)
+            scores = tl.dot(q_tile, k_tile)
+            scores = 0.125 * scores + rel_at_row_k
+            scores = tl.where(scores * LOG2_E == float("-inf"), float("-inf"), scores)  # -inf in base 2 is -inf
+            visible = kv_exists
+            scores = tl.where(visible, scores, float("-inf"))
+            m_new = tl.maximum(m_i, tl.max(scores, 1))
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+            probs = tl.exp2((scores - m_safe[:, None]) * LOG2_E)
+            alpha = tl.exp2((m_i - m_safe) * LOG2_E)
+            l_i = l_i * alpha + tl.sum(probs, 1)
+            v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
+            v_tile = tl.load(
+                v_first + v_offsets,
+                mask=(n_start + cols[:, None] < kv_len),
+                other=0.0,
+            )
+            acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+            m_i = m_new
+        m_i = m_i * LOG2_E
 
     # A row that saw no key has l_i = 0: output 0, lse = -inf.
     out_tile = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
@@ -202,12 +237,13 @@ def attention_fwd_single_tile(
     v_tile = tl.load(v_first + v_offsets, mask=(cols[:, None] < kv_len), other=0.0)
     rel_at_row_k = tl.load(rel_at_row_k_base + (row_idx * (stride_rel_2 * (8 if ALIGN > 1 else 1)) + kv_idx * (1 if ALIGN > 1 else stride_rel_3)), mask=row_exists & kv_exists, other=0).to(tl.float32)
     scores = tl.dot(q_tile, k_tile)
-    scores = 0.18033688011112042 * scores + 1.4426950408889634 * rel_at_row_k
+    scores = 0.125 * scores + rel_at_row_k
+    scores = tl.where(scores * LOG2_E == float("-inf"), float("-inf"), scores)  # -inf in base 2 is -inf
     visible = kv_exists
     scores = tl.where(visible, scores, float("-inf"))
     m_i = tl.max(scores, 1)
     m_safe = tl.where(m_i == float("-inf"), 0.0, m_i)  # a row that sees no key: keep -inf - -inf out
-    probs = tl.exp2(scores - m_safe[:, None])
+    probs = tl.exp2((scores - m_safe[:, None]) * LOG2_E)
     l_i = tl.sum(probs, 1)
     acc = tl.dot(probs.to(v_tile.dtype), v_tile)
 
@@ -219,7 +255,7 @@ def attention_fwd_single_tile(
     out_offsets = rows[:, None] * (stride_om * ALIGN).to(offset_t) + dims_v[None, :]
     tl.store(out_base + out_offsets, out_tile.to(out_ptr.dtype.element_ty), mask=row_exists)
     lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
-    lse = (m_i + tl.log2(l_i)) * LN_2
+    lse = m_i + tl.log2(l_i) * LN_2
     tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
@@ -240,7 +276,7 @@ def run(kernel, options, q, k, v, rel, out, lse):
     num_kv_heads = k.shape[1]
     gqa_group = num_q_heads // num_kv_heads
     aligned = all(has_aligned_rows(t, 8) for t in (q, k, v, out))
-    aligned = aligned and has_aligned_rows(rel, 16 // rel.element_size())
+    aligned = aligned and has_aligned_rows(rel, 8)
     align = 8 if aligned else 1
     grid = (triton.cdiv(q_len, options["BLOCK_M"]) * num_q_heads * batch,)
     kernel[grid](
@@ -261,6 +297,8 @@ def has_aligned_rows(tensor, unit):
 
     Rows so far apart that the offsets inside a tile need 64 bits do not count as aligned either.
     """
+    if tensor.numel() == 0:
+        return True
     row_strides = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1]) if n > 1]
     contiguous = tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
     near = tensor.stride(-2) < 2**23  # 256 rows of a tile, below 2**31

@@ -29,7 +29,20 @@ HEAD_DIM_QK = tl.constexpr(64)
 HEAD_DIM_QK_PADDED = tl.constexpr(64)
 HEAD_DIM_V = tl.constexpr(64)
 HEAD_DIM_V_PADDED = tl.constexpr(64)
+LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def exp2_fp32(x):
+    """2**x within about 1 ulp; the hardware's exp2 has 2. Its powers of whole numbers are exact."""
+    x = tl.where(x < -150.0, -150.0, x)
+    n = tl.floor(x + 0.5)
+    f = x - n
+    p = 0.00015403530393381608 + f * 1.5252733804059841e-05
+    p = 0.009618129107628477 + f * (0.0013333558146428443 + f * p)
+    p = 0.2402265069591007 + f * (0.05550410866482158 + f * p)
+    return tl.exp2(n) * (1.0 + f * (0.6931471805599453 + f * p))
 
 
 @triton.jit
@@ -106,10 +119,10 @@ def attention_fwd(
         k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 4)
         k_tile = tl.load(k_first + k_offsets)
         scores = tl.dot(q_tile, k_tile, input_precision="ieee")
-        scores = 43.2808512266689 * tanh(0.004166666666666667 * scores)
+        scores = 30 * tanh(0.004166666666666667 * scores)
         m_new = tl.maximum(m_i, tl.max(scores, 1))
-        probs = tl.exp2(scores - m_new[:, None])
-        alpha = tl.exp2(m_i - m_new)
+        probs = exp2_fp32((scores - m_new[:, None]) * LOG2_E)
+        alpha = exp2_fp32((m_i - m_new) * LOG2_E)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
         v_tile = tl.load(v_first + v_offsets)
@@ -123,22 +136,23 @@ def attention_fwd(
         k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 4)
         k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
         scores = tl.dot(q_tile, k_tile, input_precision="ieee")
-        scores = 43.2808512266689 * tanh(0.004166666666666667 * scores)
+        scores = 30 * tanh(0.004166666666666667 * scores)
         visible = kv_exists & (kv_idx <= q_idx)
         scores = tl.where(visible, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet: keep -inf - -inf out
-        probs = tl.exp2(scores - m_safe[:, None])
-        alpha = tl.exp2(m_i - m_safe)
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+        probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
+        alpha = exp2_fp32((m_i - m_safe) * LOG2_E)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
         v_tile = tl.load(v_first + v_offsets, mask=(n_start + cols[:, None] < kv_len), other=0.0)
         acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         m_i = m_new
 
-    # A masked key has probability 0, but 0 * NaN is NaN. Where one came out, walk again with every V
-    # that is not finite kept away from the rows that cannot see it.
-    if tl.max(tl.max((acc != acc).to(tl.int32), 1), 0) > 0:
+    # Rare values are walked over again.
+    # A masked key has probability 0, but 0 * NaN is NaN: a V that is not finite must not reach rows
+    # that cannot see it.
+    if tl.max((acc != acc).to(tl.int32)) > 0:
         m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, HEAD_DIM_V_PADDED], tl.float32)
@@ -149,13 +163,13 @@ def attention_fwd(
             k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 4)
             k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
             scores = tl.dot(q_tile, k_tile, input_precision="ieee")
-            scores = 43.2808512266689 * tanh(0.004166666666666667 * scores)
+            scores = 30 * tanh(0.004166666666666667 * scores)
             visible = kv_exists & (kv_idx <= q_idx)
             scores = tl.where(visible, scores, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(scores, 1))
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet: keep -inf - -inf out
-            probs = tl.exp2(scores - m_safe[:, None])
-            alpha = tl.exp2(m_i - m_safe)
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+            probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
+            alpha = exp2_fp32((m_i - m_safe) * LOG2_E)
             l_i = l_i * alpha + tl.sum(probs, 1)
             v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
             v_tile = tl.load(
@@ -175,14 +189,14 @@ def attention_fwd(
             m_i = m_new
 
     # A row that saw no key has l_i = 0: output 0, lse = -inf.
-    out_tile = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+    out_tile = tl.div_rn(acc, tl.where(l_i == 0.0, 1.0, l_i)[:, None])
     out_base = tl.multiple_of(
         out_ptr + (b * stride_ob + h * stride_oh + row_first * stride_om) * ALIGN, ALIGN * 4
     )
     out_offsets = rows[:, None] * (stride_om * ALIGN).to(offset_t) + dims_v[None, :]
     tl.store(out_base + out_offsets, out_tile.to(out_ptr.dtype.element_ty), mask=row_exists)
     lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
-    lse = (m_i + tl.log2(l_i)) * LN_2
+    lse = m_i + tl.log2(l_i) * LN_2
     tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
@@ -240,32 +254,32 @@ def attention_fwd_single_tile(
     v_first = tl.multiple_of(v_base, ALIGN * 4)
     v_tile = tl.load(v_first + v_offsets, mask=(cols[:, None] < kv_len), other=0.0)
     scores = tl.dot(q_tile, k_tile, input_precision="ieee")
-    scores = 43.2808512266689 * tanh(0.004166666666666667 * scores)
+    scores = 30 * tanh(0.004166666666666667 * scores)
     visible = kv_exists & (kv_idx <= q_idx)
     scores = tl.where(visible, scores, float("-inf"))
     m_i = tl.max(scores, 1)
     m_safe = tl.where(m_i == float("-inf"), 0.0, m_i)  # a row that sees no key: keep -inf - -inf out
-    probs = tl.exp2(scores - m_safe[:, None])
+    probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
     l_i = tl.sum(probs, 1)
     acc = tl.dot(probs.to(v_tile.dtype), v_tile, input_precision="ieee")
 
     # A masked key has probability 0, but 0 * NaN is NaN. Where one came out, multiply again with every
     # V that is not finite kept away from the rows that cannot see it.
-    if tl.max(tl.max((acc != acc).to(tl.int32), 1), 0) > 0:
+    if tl.max((acc != acc).to(tl.int32)) > 0:
         v_finite = tl.min((tl.abs(v_tile.to(tl.float32)) < float("inf")).to(tl.int32), axis=1)
         probs = tl.where((v_finite[None, :] > 0) | ~visible, probs, float("nan"))
         v_tile = tl.where(v_finite[:, None] > 0, v_tile, 0.0).to(v_tile.dtype)
         acc = tl.dot(probs.to(v_tile.dtype), v_tile, input_precision="ieee")
 
     # A row that saw no key has l_i = 0: output 0, lse = -inf.
-    out_tile = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+    out_tile = tl.div_rn(acc, tl.where(l_i == 0.0, 1.0, l_i)[:, None])
     out_base = tl.multiple_of(
         out_ptr + (b * stride_ob + h * stride_oh + row_first * stride_om) * ALIGN, ALIGN * 4
     )
     out_offsets = rows[:, None] * (stride_om * ALIGN).to(offset_t) + dims_v[None, :]
     tl.store(out_base + out_offsets, out_tile.to(out_ptr.dtype.element_ty), mask=row_exists)
     lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
-    lse = (m_i + tl.log2(l_i)) * LN_2
+    lse = m_i + tl.log2(l_i) * LN_2
     tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
@@ -305,6 +319,8 @@ def has_aligned_rows(tensor, unit):
 
     Rows so far apart that the offsets inside a tile need 64 bits do not count as aligned either.
     """
+    if tensor.numel() == 0:
+        return True
     row_strides = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1]) if n > 1]
     contiguous = tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
     near = tensor.stride(-2) < 2**23  # 256 rows of a tile, below 2**31
