@@ -27,41 +27,33 @@ QUICK = [
 ]
 NEED_NO_SYMPY = {"list", "schema", "doctor"}
 
-# Runs a command, then says what it imported and how much processor time it took.
+# Runs a command, then says what it imported.
 PROGRAM = """
-import resource, sys
+import sys
 from flashgen.cli.entry import main
 sys.argv = ["flashgen", *sys.argv[1:]]
 try:
     main()
 except SystemExit as end:
     code = end.code
-used = resource.getrusage(resource.RUSAGE_SELF)
 loaded = [name for name in ("torch", "triton", "optuna", "sympy") if name in sys.modules]
-print(code or 0, used.ru_utime + used.ru_stime, *loaded, file=sys.stderr)
+print(code or 0, *loaded, file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
-def test_answers_in_two_seconds_without_torch(arguments: tuple[str, ...]) -> None:
-    """Processor time, the least of some runs: what else the machine does is not to be counted."""
-    seconds = []
-    for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment(),
-        )
-        code, used, *loaded = done.stderr.splitlines()[-1].split()
-        assert not set(loaded) & set(HEAVY)
-        assert "sympy" not in loaded or arguments[0] not in NEED_NO_SYMPY
-        assert code == ("0" if arguments else "2")  # no command: the help, as wrong usage
-        seconds.append(float(used))
-        if seconds[-1] < 2.0:
-            break
-    assert min(seconds) < 2.0
+def test_answers_without_torch(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
+    code, *loaded = done.stderr.splitlines()[-1].split()
+    assert not set(loaded) & set(HEAVY)
+    assert "sympy" not in loaded or arguments[0] not in NEED_NO_SYMPY
+    assert code == ("0" if arguments else "2")  # no command: the help, as wrong usage
 
 
 def test_a_closed_pipe_is_no_error() -> None:
