@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from flashgen.codegen.options import options
 from flashgen.codegen.render import render
@@ -12,10 +12,11 @@ from flashgen.dtypes import get_dtype
 from flashgen.ir.verify import verify
 from flashgen.passes.lower import lower
 from flashgen.problem import Problem
-from flashgen.runtime.ahead import CompiledKernel, compile_ahead
 from flashgen.runtime.artifact import Plan
-from flashgen.runtime.load import load_module
 from flashgen.schedule.model import Bucket, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.runtime.ahead import CompiledKernel
 
 Choices = Sequence[tuple[Bucket, Schedule]]
 
@@ -35,22 +36,12 @@ def generate(problem: Problem, choices: Choices, *, has_lse: bool, origin: str) 
     )
 
 
-def compile_plan(
-    problem: Problem, plan: Plan, path: Path
-) -> dict[tuple[Schedule, bool], CompiledKernel]:
-    """Machine code of every schedule of a plan, for aligned rows and for any, without the GPU."""
-    module = load_module(path, interpreted=False)
-    return {
-        (schedule, aligned): compile_schedule(problem, plan, module, schedule, aligned=aligned)
-        for schedule in dict.fromkeys(s for _, s in plan.choices)
-        for aligned in (True, False)
-    }
-
-
 def compile_schedule(
     problem: Problem, plan: Plan, module: ModuleType, schedule: Schedule, *, aligned: bool
 ) -> CompiledKernel:
     """Machine code of one schedule of a loaded plan."""
+    from flashgen.runtime.ahead import compile_ahead
+
     align = 16 // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes)
     return compile_ahead(
         module,

@@ -50,21 +50,18 @@ Facts = dict[str, object]
 
 
 def _source(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
-    from flashgen.codegen.render import render
-    from flashgen.compiler.choose import DEFAULT_TARGET, check_served, choose
-    from flashgen.problem import Problem
+    from flashgen.compiler.choose import DEFAULT_TARGET, check_served, plan
     from flashgen.target import get_target
 
     check_served(spec)
-    problem = Problem(spec, get_target(target or DEFAULT_TARGET))
-    choices = choose(problem, None)
-    source = render(problem, choices, has_lse=True)
+    found = get_target(target or DEFAULT_TARGET)
+    shown, _ = plan(spec, found, has_lse=True)
     facts: Facts = {
-        "target": problem.target.id,
-        "schedules": [{**bucket.to_dict(), **s.to_dict()} for bucket, s in choices],
-        "source": source.text,
+        "target": found.id,
+        "schedules": [{**bucket.to_dict(), **s.to_dict()} for bucket, s in shown.choices],
+        "source": shown.text,
     }
-    return facts, source.text
+    return facts, shown.text
 
 
 def _graph(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
