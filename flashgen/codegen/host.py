@@ -1,0 +1,183 @@
+"""The host side as text: parameters and arguments of the kernels, names, the table of schedules."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashgen.codegen.options import options_text
+from flashgen.codegen.reads import InputRead, elems_per_16_bytes
+from flashgen.dtypes import get_dtype
+from flashgen.schedule.model import Bucket, Schedule
+from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parts import Input
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Run-time parameters of the kernels: signature lines, and the host's argument lines."""
+
+    lines: tuple[str, ...]
+    arguments: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Names of the kernels in a module."""
+
+    loop: str = "attention_fwd"
+    single_tile: str = "attention_fwd_single_tile"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A keyword argument of the callable beyond q, k, v; `local` is what the host code calls it."""
+
+    name: str
+    is_scalar: bool
+
+    @property
+    def local(self) -> str:
+        return host_name(self.name)
+
+    @property
+    def renamed(self) -> bool:
+        return self.local != self.name
+
+
+# Names with a meaning in templates/triton/host.py.jinja, which an input may have too.
+HOST_NAMES = frozenset(
+    "kernel options batch num_batch num_q_heads num_kv_heads gqa_group q_len kv_len aligned align "
+    "grid out lse out_dtype q_max kv_max t tensor unit torch triton tl run SCHEDULES "
+    "has_aligned_rows HEAD_DIM_V all any int float next zip inputs".split()
+)
+
+
+def host_name(name: str) -> str:
+    """The variable of an input in the host code: its name, or one that is free."""
+    return f"{name}_input" if name in HOST_NAMES else name
+
+
+# Names with a meaning in a generated module, beside Python's own; a callable hides none of them.
+_IN_MODULE = frozenset(
+    "torch triton tl run has_aligned_rows floor_div floor_mod exp2_fp32 tanh attention_fwd "
+    "attention_fwd_single_tile kernel options inputs q k v out lse sink kv_lens "
+    "q_len kv_len q_max kv_max out_dtype".split()
+)
+
+
+def identifier(spec: AttentionSpec) -> str:
+    """A Python name for the module's callable: gpt-oss.local -> gpt_oss_local."""
+    text = "".join(c if c.isalnum() else "_" for c in spec.display_name)
+    taken = {*_IN_MODULE, *dir(builtins), *(declared.name for declared in spec.inputs)}
+    if not text[:1].isalpha() or keyword.iskeyword(text) or text in taken:
+        return f"attention_{text}"
+    return text
+
+
+def callable_doc(spec: AttentionSpec, *, has_lse: bool) -> tuple[str, str]:
+    axes = "batch, len, heads, dim" if spec.layout == "bshd" else "batch, heads, len, dim"
+    result = "output and lse [batch, heads, len], fp32" if has_lse else "output"
+    return f"Attention of q, k, v: [{axes}], any strides.", f"Returns {result}."
+
+
+def schedule_rows(choices: Sequence[tuple[Bucket, Schedule]]) -> tuple[tuple[str, ...], ...]:
+    """Rows of the module's table: neighbours that share a schedule are one row."""
+    rows: list[tuple[Bucket, Schedule]] = []
+    for bucket, schedule in choices:
+        if rows and rows[-1][1] == schedule and rows[-1][0].q_len_max == bucket.q_len_max:
+            rows[-1] = (bucket, schedule)
+        else:
+            rows.append((bucket, schedule))
+    return tuple(
+        (
+            str(b.q_len_max),
+            str(b.kv_len_max),
+            getattr(Entry(), s.kernel),
+            f"dict({options_text(s)})",
+        )
+        for b, s in rows
+    )
+
+
+def parameters(
+    spec: AttentionSpec, dense: frozenset[str], extents: tuple[str, ...], *, has_lse: bool
+) -> Parameters:
+    """Signature and argument lines, in one order."""
+    groups: list[list[tuple[str, str]]] = [
+        [(f"{t}_ptr", t) for t in ("q", "k", "v", "out", *(["lse"] if has_lse else []))],
+        *[
+            _strides(t, axes)
+            for t, axes in (("q", "bhmd"), ("k", "bhnd"), ("v", "bhnd"), ("o", "bhm"))
+        ],
+    ]
+    groups += [_input_parameters(i, is_dense=i.name in dense) for i in spec.inputs]
+    for name, wanted in (
+        ("sink", spec.sink == "per_head"),
+        ("kv_lens", spec.kv_lens == "per_batch"),
+    ):
+        if wanted:
+            groups.append(
+                [(f"{name}_ptr", name), (f"stride_{name}_0: tl.int64", f"{name}.stride(0)")]
+            )
+    sizes = ["num_q_heads", *(["gqa_group"] if spec.heads.group is None else []), "q_len", "kv_len"]
+    groups.append([(f"{name}: tl.int32", name) for name in (*sizes, *extents)])
+    return Parameters(
+        lines=tuple(", ".join(p for p, _ in group) + "," for group in groups),
+        arguments=tuple(", ".join(a for _, a in group) + "," for group in groups),
+        names=tuple(p.split(":")[0] for group in groups for p, _ in group),
+    )
+
+
+def checked_extents(loads: Sequence[InputRead]) -> tuple[str, ...]:
+    """Extents that some load is checked against and that the kernels do not take anyway."""
+    text = " ".join(load.masked_statement for load in loads)
+    return tuple(e for e in ("num_batch", "num_kv_heads") if e in text)
+
+
+_AXIS_INDEX = {"b": 0, "h": 1, "m": 2, "n": 2, "d": 3}
+
+
+def _strides(tensor: str, axes: str) -> list[tuple[str, str]]:
+    host = "out" if tensor == "o" else tensor
+    return [
+        (
+            f"stride_{tensor}{axis}: tl.int64",
+            f"{host}.stride({_AXIS_INDEX[axis]})" + ("" if axis == "d" else " // align"),
+        )
+        for axis in axes
+    ]
+
+
+def _input_parameters(tensor: Input, *, is_dense: bool) -> list[tuple[str, str]]:
+    if not tensor.shape:  # a number, a bool or a tensor with one element
+        is_float = get_dtype(tensor.dtype).kind == "float"
+        kind, convert = ("float32", "float") if is_float else ("int32", "int")
+        return [(f"{tensor.name}_value: tl.{kind}", f"{convert}({host_name(tensor.name)})")]
+    last = len(tensor.shape) - 1
+    unit = f" // ({elems_per_16_bytes(tensor)} if align > 1 else 1)" if is_dense else ""
+    strides = [
+        (
+            f"stride_{tensor.name}_{axis}: tl.int64",
+            f"{host_name(tensor.name)}.stride({axis})" + (unit if axis != last else ""),
+        )
+        for axis, extent in enumerate(tensor.shape)
+        if extent != 1
+    ]
+    return [(f"{tensor.name}_ptr", host_name(tensor.name)), *strides]
+
+
+def arguments(spec: AttentionSpec) -> tuple[Argument, ...]:
+    found = [Argument(i.name, is_scalar=not i.shape) for i in spec.inputs]
+    if spec.sink == "per_head":
+        found.append(Argument("sink", is_scalar=False))
+    if spec.kv_lens == "per_batch":
+        found.append(Argument("kv_lens", is_scalar=False))
+    return tuple(found)
