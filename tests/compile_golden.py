@@ -20,9 +20,8 @@ from types import ModuleType
 import triton
 
 from flashgen.errors import CompileError
-from flashgen.pipeline import pointer_types
 from flashgen.problem import Problem
-from flashgen.runtime.ahead import compile_ahead
+from flashgen.runtime.ahead import compile_ahead, pointer_types
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import parse_spec
 from flashgen.target import get_target

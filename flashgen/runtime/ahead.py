@@ -15,7 +15,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from flashgen.codegen.options import options
+from flashgen.dtypes import get_dtype
 from flashgen.errors import CompileError, TargetError
+from flashgen.problem import Problem
+from flashgen.runtime.artifact import Plan
+from flashgen.schedule.model import Schedule
 from flashgen.target import Target
 
 # What Triton's launcher types are called in a signature.
@@ -137,3 +142,40 @@ def _amd_usage(assembly: str) -> tuple[int | None, int | None]:
     registers = re.search(r"\.vgpr_count:\s+(\d+)", assembly)
     spills = re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)
     return (int(registers[1]) if registers else None), (4 * int(spills[1]) if spills else None)
+
+
+def compile_schedule(
+    problem: Problem, plan: Plan, module: ModuleType, schedule: Schedule, *, aligned: bool
+) -> CompiledKernel:
+    """Machine code of one schedule of a loaded plan."""
+    align = 16 // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes)
+    return compile_ahead(
+        module,
+        dict(plan.entries)[schedule.kernel],
+        pointer_types(problem),
+        options(schedule),
+        align if aligned else 1,
+        problem.target,
+    )
+
+
+def pointer_types(problem: Problem) -> Mapping[str, str]:
+    """Triton's type of each pointer parameter, for compiling without tensors."""
+    spec = problem.spec
+    kinds = {"q": spec.dtype.q, "k": spec.dtype.kv, "v": spec.dtype.kv, "out": spec.dtype.out}
+    kinds |= {"lse": "fp32", "sink": "fp32", "kv_lens": "int32"}
+    kinds |= {declared.name: declared.dtype for declared in spec.inputs if declared.shape}
+    return {
+        f"{name}_ptr": f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}"
+        for name, kind in kinds.items()
+    }
+
+
+_TRITON_TYPES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int32": "i32",
+    "int64": "i64",
+    "int1": "i1",
+}

@@ -12,8 +12,8 @@ import pytest
 from flashgen import AttentionSpec
 from flashgen.compiler import choose
 from flashgen.errors import CompileError
-from flashgen.pipeline import compile_schedule
 from flashgen.problem import Problem
+from flashgen.runtime.ahead import compile_schedule
 from flashgen.runtime.load import load_module
 from flashgen.schedule.budget import budget
 from flashgen.schedule.model import Schedule
@@ -42,7 +42,7 @@ sys.path.insert(0, {folder!r})
 from test_ahead import SPEC, TARGET, TILE
 from flashgen.codegen.options import options
 from flashgen.compiler import choose
-from flashgen.pipeline import compile_schedule
+from flashgen.runtime.ahead import compile_schedule
 from flashgen.problem import Problem
 from flashgen.runtime.load import load_module
 
