@@ -30,6 +30,8 @@ def verify(
         say("loading torch and triton")
         from flashgen import compiler
 
+        if device is not None and device.partition(":")[0] not in {"cpu", "cuda"}:
+            raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="--device")
         result = compiler.verify(found, target=target, device=device, progress=say)
     if json:
         print_json(result.to_dict())

@@ -60,9 +60,15 @@ def scope_of(read: sp.Indexed) -> Scope:
 
 
 def reads_of(expressions: Iterable[sp.Basic]) -> tuple[sp.Indexed, ...]:
-    """The distinct reads in some expressions, in a fixed order."""
+    """The distinct reads in some expressions, in a fixed order, each after those in its indices."""
     found = {read for e in expressions for read in e.atoms(sp.Indexed)}
-    return tuple(sorted(found, key=sp.default_sort_key))
+    return tuple(sorted(found, key=lambda read: (_depth(read), sp.default_sort_key(read))))
+
+
+def _depth(read: sp.Indexed) -> int:
+    """How many reads deep an index of `read` is: 0 in doc[k], 1 in doc[perm[k]]."""
+    inner = (part for index in read.indices for part in index.atoms(sp.Indexed))
+    return max((1 + _depth(part) for part in inner), default=0)
 
 
 def is_dense(read: sp.Indexed) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.digest import generator_digest
-from flashgen.errors import NotServedError, TargetError
+from flashgen.errors import FlashgenError, NotServedError, TargetError
 from flashgen.fingerprint import fingerprint
 from flashgen.runtime import artifact
 from flashgen.runtime.said import say_once
@@ -43,6 +43,11 @@ def compile(  # noqa: A001 -- the public name; a module-level builtin is not nee
     """
     from flashgen.runtime.launch import Attention
 
+    if not isinstance(spec, AttentionSpec):
+        raise FlashgenError(
+            f"compile: got {type(spec).__name__}, expected an AttentionSpec\n"
+            "  hint: flashgen.load_spec(path) reads one from a file."
+        )
     check_served(spec)
     if tune is not None:
         raise NotServedError(spec.display_name, [f"tune={tune!r}"])

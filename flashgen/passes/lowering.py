@@ -6,6 +6,7 @@ its subclasses put them into another order (`lower_flash1.py`, `lower_naive.py`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -385,6 +386,13 @@ def _outermost(node: Node, spec: AttentionSpec) -> Iterator[_Read]:
         yield from _outermost(child, spec)
 
 
+# Names that operations of the graph have: an input called so is told apart.
+_OPERATIONS = re.compile(
+    "scale|mask|merge|rescale|normalize|softmax|online_softmax|add_sink|log_sum_exp"
+    "|(load|store|score|init|round|matmul)_.*|.*_matmul|acc|m_i|l_i|qk|pv"
+)
+
+
 def _array(name: str, spec: AttentionSpec) -> Tensor | None:
     """The declared input (or kv_lens) of that name as an array; None for a plain symbol."""
     if name == "kv_lens":
@@ -392,7 +400,8 @@ def _array(name: str, spec: AttentionSpec) -> Tensor | None:
     for declared in spec.inputs:
         if declared.name == name:
             shape = tuple(sp.sympify(_EXTENTS.get(str(e), e)) for e in declared.shape)
-            return Tensor(name, 0, shape=shape, dtype=declared.dtype, role="input")
+            label = f"{name} input" if _OPERATIONS.fullmatch(name) else name
+            return Tensor(label, 0, shape=shape, dtype=declared.dtype, role="input")
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from flashgen.dtypes import get_dtype
 from flashgen.errors import TensorError
 from flashgen.spec.model import AttentionSpec
-from flashgen.spec.parts import Input
+from flashgen.spec.parts import MAX_FP32, Input
 
 AXES = {"bhsd": ("batch", "heads", "len", "dim"), "bshd": ("batch", "len", "heads", "dim")}
 MAX_POSITION = 2**31 - 1  # positions are int32 on the device
@@ -189,6 +190,9 @@ def _check_scalar(declared: Input, value: object) -> None:
         raise TensorError(
             name, f"{type(value).__name__} {value!r}", f"a number of dtype {declared.dtype}"
         )
+    limit = MAX_FP32 if kind == "float" else MAX_POSITION
+    if isinstance(value, (int, float)) and limit < abs(value) < math.inf:
+        raise TensorError(name, str(value)[:40], f"a number of at most {limit:g} in size")
 
 
 def _refuse_gradients(spec: AttentionSpec, tensors: Mapping[str, object]) -> None:

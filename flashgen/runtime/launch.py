@@ -56,7 +56,7 @@ class Attention:
         return f"Attention({self.spec.display_name}, return_lse={self.return_lse})"
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: object
+        self, /, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: object
     ) -> Result:
         sizes = check_call(self.spec, q, k, v, others)
         out, lse = self.empty_outputs(sizes, q)

@@ -54,6 +54,8 @@ SYMBOLS: dict[str, sp.Symbol] = {
 # The indices of a bias, which a tensor of lower rank uses from the right.
 BIAS_INDICES: tuple[sp.Symbol, ...] = (B, H, ROW, K)
 
+# A window side of this many keys or more hides nothing (and q + side would leave int32).
+NO_LIMIT = 2**30
 _EXACT = 2**31  # whole numbers below it become integers, exact in every later step
 
 
@@ -123,9 +125,9 @@ def _mask_item(spec: AttentionSpec, item: MaskItem) -> Boolean:
     if isinstance(item, Expr):
         return to_sympy(parse_expression(item.expr), _inputs(spec))
     sides: list[Boolean] = []
-    if item.left is not None:
+    if item.left is not None and item.left < NO_LIMIT:
         sides.append(sp.Ge(K, Q - item.left))
-    if item.right is not None:
+    if item.right is not None and item.right < NO_LIMIT:
         sides.append(sp.Le(K, Q + item.right))
     return sp.And(*sides)
 
