@@ -165,6 +165,8 @@ def verdict(drawn: Drawn, device: str = "cpu") -> Comparison:
         ):
             break
         other = built(replace(drawn, seed=drawn.seed + 7919 * attempt, forms={}), device)
+        if drawn.forms.get("k") == "one_row" and other.k.numel():
+            other = replace(other, k=_almost_one_row(other))
         usual = held_against_oracle(other, *_oracle(other))
         comparison = replace(
             comparison,
@@ -172,6 +174,14 @@ def verdict(drawn: Drawn, device: str = "cpu") -> Comparison:
             lse_bound=max(comparison.lse_bound, usual.lse_bound),
         )
     return comparison
+
+
+def _almost_one_row(call: Call) -> torch.Tensor:
+    """k with rows that differ from its first in their last bits: so do eager's products then."""
+    axis = 1 if call.spec.layout == "bshd" else 2
+    row = call.k.narrow(axis, 0, 1).expand_as(call.k)
+    bits = torch.linspace(-4, 4, row.numel(), device=row.device).view(row.shape)
+    return row * (1 + torch.finfo(row.dtype).eps * bits).to(row.dtype)
 
 
 def _oracle(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
