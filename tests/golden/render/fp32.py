@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 HEAD_DIM_QK = tl.constexpr(64)
-HEAD_DIM_QK_PADDED = tl.constexpr(64)
+QK_PART = tl.constexpr(16)  # head dims in one sum of q·k: the error of fp32 grows with its length
 HEAD_DIM_V = tl.constexpr(64)
 HEAD_DIM_V_PADDED = tl.constexpr(64)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -78,7 +78,7 @@ def attention_fwd(
     row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
     rows = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
-    dims_qk = tl.arange(0, HEAD_DIM_QK_PADDED)
+    dims_qk = tl.arange(0, QK_PART)
     dims_v = tl.arange(0, HEAD_DIM_V_PADDED)
     row_idx = row_first + rows[:, None]
     row_exists = row_idx < q_len
@@ -101,7 +101,14 @@ def attention_fwd(
     k_offsets = dims_qk[:, None] * (1 if ALIGN > 1 else stride_kd) + cols[None, :] * k_row_stride
     v_offsets = cols[:, None] * v_row_stride + dims_v[None, :] * (1 if ALIGN > 1 else stride_vd)
 
-    q_tile = tl.load(q_base + q_offsets, mask=row_exists, other=0.0)
+    q_parts = ()
+    for d in tl.static_range(0, HEAD_DIM_QK, QK_PART):
+        q_part = tl.load(
+            q_base + (q_offsets + d * (1 if ALIGN > 1 else stride_qd)),
+            mask=row_exists,
+            other=0.0,
+        )
+        q_parts += (q_part,)
 
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -117,8 +124,15 @@ def attention_fwd(
     for j in tl.range(lo, full_hi):  # full: every row sees every key
         n_start = j * BLOCK_N
         k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 4)
-        k_tile = tl.load(k_first + k_offsets)
-        scores = tl.dot(q_tile, k_tile, input_precision="ieee")
+        scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for d in tl.static_range(0, HEAD_DIM_QK, QK_PART):
+            k_part = tl.load(k_first + (k_offsets + d * (1 if ALIGN > 1 else stride_kd)))
+            scores += tl.dot(
+                q_parts[d // QK_PART],
+                k_part,
+                input_precision="ieee",
+                max_num_imprecise_acc=QK_PART,
+            )
         scores = 30 * tanh(0.004166666666666667 * scores)
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         probs = exp2_fp32((scores - m_new[:, None]) * LOG2_E)
@@ -126,7 +140,12 @@ def attention_fwd(
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
         v_tile = tl.load(v_first + v_offsets)
-        acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        acc = acc * alpha[:, None] + tl.dot(
+            probs,
+            v_tile,
+            input_precision="ieee",
+            max_num_imprecise_acc=QK_PART,
+        )
         m_i = m_new
 
     for j in tl.range(full_hi, hi):  # partial
@@ -134,8 +153,19 @@ def attention_fwd(
         kv_idx = n_start + cols[None, :]
         kv_exists = kv_idx < kv_len
         k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 4)
-        k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
-        scores = tl.dot(q_tile, k_tile, input_precision="ieee")
+        scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for d in tl.static_range(0, HEAD_DIM_QK, QK_PART):
+            k_part = tl.load(
+                k_first + (k_offsets + d * (1 if ALIGN > 1 else stride_kd)),
+                mask=kv_exists,
+                other=0.0,
+            )
+            scores += tl.dot(
+                q_parts[d // QK_PART],
+                k_part,
+                input_precision="ieee",
+                max_num_imprecise_acc=QK_PART,
+            )
         scores = 30 * tanh(0.004166666666666667 * scores)
         visible = kv_exists & (kv_idx <= q_idx)
         scores = tl.where(visible, scores, float("-inf"))
@@ -146,7 +176,12 @@ def attention_fwd(
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
         v_tile = tl.load(v_first + v_offsets, mask=(n_start + cols[:, None] < kv_len), other=0.0)
-        acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        acc = acc * alpha[:, None] + tl.dot(
+            probs,
+            v_tile,
+            input_precision="ieee",
+            max_num_imprecise_acc=QK_PART,
+        )
         m_i = m_new
 
     # Rare values are walked over again.
@@ -161,8 +196,19 @@ def attention_fwd(
             kv_idx = n_start + cols[None, :]
             kv_exists = kv_idx < kv_len
             k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 4)
-            k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
-            scores = tl.dot(q_tile, k_tile, input_precision="ieee")
+            scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for d in tl.static_range(0, HEAD_DIM_QK, QK_PART):
+                k_part = tl.load(
+                    k_first + (k_offsets + d * (1 if ALIGN > 1 else stride_kd)),
+                    mask=kv_exists,
+                    other=0.0,
+                )
+                scores += tl.dot(
+                    q_parts[d // QK_PART],
+                    k_part,
+                    input_precision="ieee",
+                    max_num_imprecise_acc=QK_PART,
+                )
             scores = 30 * tanh(0.004166666666666667 * scores)
             visible = kv_exists & (kv_idx <= q_idx)
             scores = tl.where(visible, scores, float("-inf"))
@@ -180,11 +226,11 @@ def attention_fwd(
             v_finite = tl.min((tl.abs(v_tile.to(tl.float32)) < float("inf")).to(tl.int32), axis=1)
             probs = tl.where((v_finite[None, :] > 0) | ~visible, probs, float("nan"))
             v_tile = tl.where(v_finite[:, None] > 0, v_tile, 0.0).to(v_tile.dtype)
-            acc = tl.dot(
-                probs.to(v_tile.dtype),
+            acc = acc * alpha[:, None] + tl.dot(
+                probs,
                 v_tile,
-                acc * alpha[:, None],
                 input_precision="ieee",
+                max_num_imprecise_acc=QK_PART,
             )
             m_i = m_new
 
@@ -224,7 +270,7 @@ def attention_fwd_single_tile(
     row_first = m_tile * BLOCK_M
     rows = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
-    dims_qk = tl.arange(0, HEAD_DIM_QK_PADDED)
+    dims_qk = tl.arange(0, QK_PART)
     dims_v = tl.arange(0, HEAD_DIM_V_PADDED)
     row_idx = row_first + rows[:, None]
     row_exists = row_idx < q_len
@@ -245,15 +291,33 @@ def attention_fwd_single_tile(
     k_offsets = dims_qk[:, None] * (1 if ALIGN > 1 else stride_kd) + cols[None, :] * k_row_stride
     v_offsets = cols[:, None] * v_row_stride + dims_v[None, :] * (1 if ALIGN > 1 else stride_vd)
 
-    q_tile = tl.load(q_base + q_offsets, mask=row_exists, other=0.0)
+    q_parts = ()
+    for d in tl.static_range(0, HEAD_DIM_QK, QK_PART):
+        q_part = tl.load(
+            q_base + (q_offsets + d * (1 if ALIGN > 1 else stride_qd)),
+            mask=row_exists,
+            other=0.0,
+        )
+        q_parts += (q_part,)
 
     kv_idx = cols[None, :]
     kv_exists = kv_idx < kv_len
     k_first = tl.multiple_of(k_base, ALIGN * 4)
-    k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
     v_first = tl.multiple_of(v_base, ALIGN * 4)
     v_tile = tl.load(v_first + v_offsets, mask=(cols[:, None] < kv_len), other=0.0)
-    scores = tl.dot(q_tile, k_tile, input_precision="ieee")
+    scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for d in tl.static_range(0, HEAD_DIM_QK, QK_PART):
+        k_part = tl.load(
+            k_first + (k_offsets + d * (1 if ALIGN > 1 else stride_kd)),
+            mask=kv_exists,
+            other=0.0,
+        )
+        scores += tl.dot(
+            q_parts[d // QK_PART],
+            k_part,
+            input_precision="ieee",
+            max_num_imprecise_acc=QK_PART,
+        )
     scores = 30 * tanh(0.004166666666666667 * scores)
     visible = kv_exists & (kv_idx <= q_idx)
     scores = tl.where(visible, scores, float("-inf"))
@@ -261,7 +325,12 @@ def attention_fwd_single_tile(
     m_safe = tl.where(m_i == float("-inf"), 0.0, m_i)  # a row that sees no key: keep -inf - -inf out
     probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
     l_i = tl.sum(probs, 1)
-    acc = tl.dot(probs.to(v_tile.dtype), v_tile, input_precision="ieee")
+    acc = tl.dot(
+        probs.to(v_tile.dtype),
+        v_tile,
+        input_precision="ieee",
+        max_num_imprecise_acc=QK_PART,
+    )
 
     # A masked key has probability 0, but 0 * NaN is NaN. Where one came out, multiply again with every
     # V that is not finite kept away from the rows that cannot see it.
@@ -269,7 +338,12 @@ def attention_fwd_single_tile(
         v_finite = tl.min((tl.abs(v_tile.to(tl.float32)) < float("inf")).to(tl.int32), axis=1)
         probs = tl.where((v_finite[None, :] > 0) | ~visible, probs, float("nan"))
         v_tile = tl.where(v_finite[:, None] > 0, v_tile, 0.0).to(v_tile.dtype)
-        acc = tl.dot(probs.to(v_tile.dtype), v_tile, input_precision="ieee")
+        acc = tl.dot(
+            probs.to(v_tile.dtype),
+            v_tile,
+            input_precision="ieee",
+            max_num_imprecise_acc=QK_PART,
+        )
 
     # A row that saw no key has l_i = 0: output 0, lse = -inf.
     out_tile = tl.div_rn(acc, tl.where(l_i == 0.0, 1.0, l_i)[:, None])
