@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from flashgen.codegen.digest import generator_digest
 from flashgen.compiler import choose
+from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
 from flashgen.compiler.machine_code import Compilers, Job
 from flashgen.compiler.verification import Progress, Verification, verify_plan
 from flashgen.errors import FlashgenError, ScheduleError, VerificationError
@@ -21,7 +22,7 @@ from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import SINGLE_TILE_MAX, Bucket, Rejection, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
-from flashgen.target import Target, get_target
+from flashgen.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -163,10 +164,13 @@ def build(
     for a folder that cannot be written; VerificationError after all is written, the manifest
     saying so.
     """
-    choose.check_served(spec)
+    choose.check_served(spec_argument("build", spec))
+    schedule = schedule_argument(schedule)
+    if kernels not in get_args(Kernels):
+        raise FlashgenError(f"kernels: got {kernels!r}, expected one of {get_args(Kernels)}")
     say = progress or (lambda step: None)
-    given = get_target(target) if isinstance(target, str) else target
-    folder = Path(out)
+    given = target_argument(target)
+    folder = _folder(out)
     with Compilers() as compilers:  # it imports torch while this process imports and plans
         say("loading torch and triton")
         device, chosen = _device_and_target(given)
@@ -363,6 +367,14 @@ def _versions() -> dict[str, str]:
 
 
 # ---- files ---------------------------------------------------------------------------------------
+
+
+def _folder(out: object) -> Path:
+    """`out` as a path; the current folder is "." and not nothing."""
+    if not isinstance(out, (str, os.PathLike)) or not os.fspath(out):
+        got = "an empty path" if isinstance(out, str) else type(out).__name__
+        raise FlashgenError(f"out: got {got}, expected the path of the folder to write")
+    return Path(out)
 
 
 def _make_folder(folder: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.digest import generator_digest
-from flashgen.errors import FlashgenError, NotServedError, TargetError
+from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
+from flashgen.errors import NotServedError, TargetError
 from flashgen.fingerprint import fingerprint
 from flashgen.runtime import artifact
 from flashgen.runtime.said import say_once
@@ -43,18 +44,13 @@ def compile(  # noqa: A001 -- the public name; a module-level builtin is not nee
     """
     from flashgen.runtime.launch import Attention
 
-    if not isinstance(spec, AttentionSpec):
-        raise FlashgenError(
-            f"compile: got {type(spec).__name__}, expected an AttentionSpec\n"
-            "  hint: flashgen.load_spec(path) reads one from a file."
-        )
-    check_served(spec)
+    check_served(spec_argument("compile", spec))
     if tune is not None:
         raise NotServedError(spec.display_name, [f"tune={tune!r}"])
-    fixed = _as_target(target)
+    fixed, given = target_argument(target), schedule_argument(schedule)
 
     def plan_for(device: torch.device) -> tuple[Plan, Path]:
-        return plan(spec, fixed or target_of(device), schedule=schedule, has_lse=return_lse)
+        return plan(spec, fixed or target_of(device), schedule=given, has_lse=return_lse)
 
     return Attention(spec, plan_for, return_lse=return_lse)
 
@@ -149,7 +145,3 @@ def target_of(device: torch.device) -> Target:
         "(same compute capability)"
     )
     return nearest
-
-
-def _as_target(target: str | Target | None) -> Target | None:
-    return get_target(target) if isinstance(target, str) else target

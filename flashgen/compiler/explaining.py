@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import sympy as sp
 
+from flashgen.compiler.arguments import shape_argument, spec_argument, target_argument
 from flashgen.compiler.explanation import (
     Algorithm,
     Comparison,
@@ -76,15 +77,15 @@ def explain(
     TargetError for an unknown GPU or one without a matmul unit for the dtype, SpecError for a shape
     that the spec does not allow, ScheduleError for one that no GPU in the catalogue can hold.
     """
-    gpu = target if isinstance(target, Target) else get_target(target or DEFAULT_TARGET)
-    found, assumed = _shape(spec, shape)
+    gpu = target_argument(target) or get_target(DEFAULT_TARGET)
+    found, assumed = _shape(spec_argument("explain", spec), shape)
     _check_memory(spec, found)
     return _Explaining(spec, gpu, found).explanation(assumed)
 
 
 def compare(spec: AttentionSpec, *, shape: Shape | Mapping[str, int] | None = None) -> Comparison:
     """`spec` on every target of the catalogue; errors as for `explain`, but for targets' own."""
-    found, assumed = _shape(spec, shape)
+    found, assumed = _shape(spec_argument("compare", spec), shape)
     _check_memory(spec, found)
     rows = tuple(_row(spec, target, found) for target in TARGETS.values())
     return Comparison(spec, found, assumed, rows)
@@ -96,9 +97,7 @@ def compare(spec: AttentionSpec, *, shape: Shape | Mapping[str, int] | None = No
 def _shape(spec: AttentionSpec, given: Shape | Mapping[str, int] | None) -> tuple[Shape, bool]:
     """The shape to explain, checked as those of a spec are, and whether it had to be assumed."""
     if given is not None:
-        fields = asdict(given) if isinstance(given, Shape) else dict(given)
-        (shape,) = spec.replace(shapes=[fields]).shapes
-        return shape, False
+        return shape_argument(spec, given), False
     if spec.shapes:
         return spec.shapes[0], False
     q_heads = ASSUMED_KV_HEADS * (spec.heads.group or 1)

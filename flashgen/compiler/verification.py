@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashgen.compiler import choose
+from flashgen.compiler.arguments import (
+    device_argument,
+    schedule_argument,
+    shapes_argument,
+    spec_argument,
+    target_argument,
+)
 from flashgen.compiler.cases import Case, cases_of, edge_lengths
 from flashgen.errors import FlashgenError, VerificationError
 from flashgen.problem import Problem
@@ -15,7 +22,7 @@ from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
-from flashgen.target import Target, get_target
+from flashgen.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -162,13 +169,11 @@ def verify(
     there is one; "cpu": Triton's interpreter, a few small cases); shapes: these sizes instead of
     the edges of the schedules' tiles. Raises NotServedError, ScheduleError, TargetError.
     """
-    import torch
-
-    choose.check_served(spec)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
-    chosen = get_target(target) if isinstance(target, str) else target or choose.target_of(where)
+    choose.check_served(spec_argument("verify", spec))
+    given, schedule = target_argument(target), schedule_argument(schedule)
+    shapes = shapes_argument(shapes)
+    where = device_argument(device)
+    chosen = given or choose.target_of(where)
     plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=True)
     return verify_plan(spec, chosen, plan, path, device=where, shapes=shapes, progress=progress)
 

@@ -6,6 +6,7 @@ number with too many digits) carries its fault, which the reader reports under t
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TypeAlias
@@ -142,7 +143,7 @@ def from_python(value: object, depth: int = 0) -> Located:  # noqa: PLR0911 - on
     """`value` as a document; an entry that is None counts as not given.
 
     Mappings, lists and tuples are taken apart; the parts of a spec (`Window(4095, 0)`) are taken
-    for what would be written for them.
+    for what would be written for them, and numbers of other libraries for their value.
     """
     if depth > MAX_NESTING:
         return Located(Fault(f"nested more than {MAX_NESTING} levels deep"))
@@ -152,10 +153,12 @@ def from_python(value: object, depth: int = 0) -> Located:  # noqa: PLR0911 - on
             return from_python(written, depth)
     if value is None or isinstance(value, bool):
         return Located(value)
-    if isinstance(value, int):
+    if _is_numpy_bool(value):
+        return Located(bool(value))
+    if isinstance(value, numbers.Integral):
         return Located(int(value))
-    if isinstance(value, float):
-        return Located(float(value))
+    if isinstance(value, numbers.Real):
+        return Located(_as_float(value))
     if isinstance(value, str):
         return Located(str(value))
     if isinstance(value, Mapping):
@@ -173,6 +176,20 @@ def from_python(value: object, depth: int = 0) -> Located:  # noqa: PLR0911 - on
     if isinstance(value, (list, tuple)):
         return Located(tuple(from_python(item, depth + 1) for item in value))
     return Located(Fault(f"got {describe(value)}, which is not a value of the spec language"))
+
+
+def _is_numpy_bool(value: object) -> bool:
+    """numpy is not imported for it; its other scalars are `numbers`."""
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}
+
+
+def _as_float(value: numbers.Real) -> float:
+    """Infinity where a float has no room: both are refused where the number is read."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
 
 
 def written_form(part: object) -> object:  # noqa: PLR0911 - one return for each kind

@@ -36,6 +36,7 @@ from flashgen.spec.document import (
     Place,
     Problems,
     Value,
+    describe,
 )
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.read import REQUIRED_IN_YAML, read_spec
@@ -47,7 +48,7 @@ _TOO_LARGE = f"larger than {MAX_FILE_BYTES // 1024} KiB, the most that a spec ma
 
 def load_spec(path: str | os.PathLike[str]) -> AttentionSpec:
     """The spec in the file `path`; SpecError with every fault, and for an unreadable file too."""
-    source = os.fsdecode(path)
+    source = _source(path)
     content = _content(source)
     try:
         text = content.decode("utf-8-sig")
@@ -59,6 +60,20 @@ def load_spec(path: str | os.PathLike[str]) -> AttentionSpec:
         problems.add(place, "", message, "save the file as UTF-8")
         raise SpecError(problems.found) from None
     return parse_spec(text, source)
+
+
+def _source(path: object) -> str:
+    if not isinstance(path, (str, bytes, os.PathLike)) or not os.fsdecode(path):
+        got = "an empty path" if isinstance(path, (str, bytes)) else describe(path)
+        hint = "flashgen.parse_spec(text) reads a spec from text"
+        raise _unreadable("load_spec", f"got {got}, expected the path of a file", hint)
+    return os.fsdecode(path)
+
+
+def _check_is_text(text: object) -> None:
+    if not isinstance(text, str):
+        hint = "flashgen.load_spec(path) reads a file, AttentionSpec(**fields) takes fields"
+        raise _unreadable("parse_spec", f"got {describe(text)}, expected the text of a spec", hint)
 
 
 def _content(source: str) -> bytes:
@@ -83,6 +98,7 @@ def _content(source: str) -> bytes:
 
 def parse_spec(text: str, source: str = "<text>") -> AttentionSpec:
     """The spec in `text`; SpecError with every fault. `source` is what messages call the text."""
+    _check_is_text(text)
     problems = Problems(source)
     if len(text) > MAX_FILE_BYTES:
         problems.add(NOWHERE, "", _TOO_LARGE)
@@ -98,9 +114,9 @@ def parse_spec(text: str, source: str = "<text>") -> AttentionSpec:
     return AttentionSpec(**fields)
 
 
-def _unreadable(source: str, message: str) -> SpecError:
+def _unreadable(source: str, message: str, hint: str | None = None) -> SpecError:
     problems = Problems(source)
-    problems.add(NOWHERE, "", message)
+    problems.add(NOWHERE, "", message, hint)
     return SpecError(problems.found)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import keyword
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -161,7 +160,7 @@ class Reader:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.wrong(node, field, expected, _number_hint(value))
             return None
-        if math.isnan(value) or abs(value) > MAX_FP32:
+        if not abs(value) <= MAX_FP32:  # NaN compares false
             self.wrong(node, field, "a finite number that fp32 can hold (at most 3.4e38)")
             return None
         return float(value) or 0.0
