@@ -235,7 +235,7 @@ class Case:
     @property
     def group(self) -> int:
         """Query heads per K/V head."""
-        return self.q_heads // self.kv_heads
+        return self.q_heads // max(self.kv_heads, 1)
 
     def symbols(self, batches: slice, rows: slice) -> dict[str, Tensor]:
         """The position symbols of some batches and query rows, as broadcasting int64 tensors.
@@ -334,9 +334,12 @@ def _case(
         raise NotServedError(spec.display_name, unserved)
     group = spec.heads.group
     q_heads, kv_heads = sizes["q_heads"], sizes["kv_heads"]
-    if kv_heads == 0 or q_heads % kv_heads or (group and q_heads != group * kv_heads):
-        wanted = f"{group} times as many" if group else "a multiple"
-        raise TensorError("q", f"{q_heads} heads", f"{wanted} of the {kv_heads} heads of k")
+    heads = f"{kv_heads} heads for {q_heads} query heads"
+    if group is not None and q_heads != group * kv_heads:
+        raise TensorError("k", heads, f"{group} query heads per K/V head")
+    if q_heads and (kv_heads == 0 or q_heads % kv_heads):
+        hint = "grouped-query attention needs q_heads % kv_heads == 0."
+        raise TensorError("k", heads, "a number of heads that divides q's", hint)
     if (kv_lens is not None) != (spec.kv_lens == "per_batch"):
         raise TensorError(
             "kv_lens", "nothing" if kv_lens is None else "a tensor", f"kv_lens: {spec.kv_lens}"
@@ -524,6 +527,8 @@ def _attend(
     rows = range(case.q_len) if rows is None else rows
     out = q.new_zeros(case.batch, case.q_heads, len(rows), v.shape[3], dtype=arithmetic.work)
     lse = q.new_zeros(case.batch, case.q_heads, len(rows), dtype=arithmetic.work)
+    if lse.numel() == 0:  # no row to compute
+        return (out.transpose(1, 2) if spec.layout == "bshd" else out), lse
     row_scores = max(1, case.q_heads * case.kv_len)
     batch_step = max(1, BLOCK_SCORES // row_scores)
     row_step = chunk or max(1, BLOCK_SCORES // (row_scores * max(1, min(batch_step, case.batch))))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +16,8 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import MAX_FP32, Input
 
 AXES = {"bhsd": ("batch", "heads", "len", "dim"), "bshd": ("batch", "len", "heads", "dim")}
-MAX_POSITION = 2**31 - 1  # positions are int32 on the device
+MAX_INT32 = 2**31 - 1  # whole scalars are int32 on the device
+MAX_POSITION = 2**31 - 1  # and so are positions
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def _dtypes(name: str) -> tuple[torch.dtype, ...]:
 def _check_operand(spec: AttentionSpec, name: str, tensor: object, q: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(name, type(tensor).__name__, "a torch.Tensor")
+    _check_plain(name, tensor)
     if tensor.dim() != 4:
         axes = ", ".join(AXES[spec.layout])
         raise TensorError(
@@ -93,7 +97,7 @@ def _check_operand(spec: AttentionSpec, name: str, tensor: object, q: torch.Tens
             name,
             _dtype(tensor.dtype),
             _dtype(wanted),
-            f"the spec says dtype {spec.dtype.q}; use {name}.to({wanted}).",
+            f"the spec says dtype {spec.dtype.q}{_conversion(name, tensor, wanted)}.",
         )
     dim = spec.head_dim.v if name == "v" else spec.head_dim.qk
     if tensor.shape[-1] != dim:
@@ -101,6 +105,34 @@ def _check_operand(spec: AttentionSpec, name: str, tensor: object, q: torch.Tens
             name, f"head dim {tensor.shape[-1]} in shape {_shape(tensor)}", f"head dim {dim}"
         )
     _check_device(name, tensor, q.device)
+
+
+def _conversion(name: str, tensor: torch.Tensor, wanted: torch.dtype) -> str:
+    if tensor.is_complex():
+        return ""
+    plain = f"{name}.dequantize()" if tensor.is_quantized else name
+    return f"; use {plain}.to({wanted})"
+
+
+def _check_plain(name: str, tensor: torch.Tensor) -> None:
+    """TensorError for what has no memory of its own with one value for each element."""
+    kind = type(tensor)
+    got, hint = "", None
+    if tensor.is_nested:
+        got, hint = "a nested tensor", "pad it, and pass the lengths of the keys as kv_lens."
+    elif tensor.layout is not torch.strided:
+        got, hint = f"a tensor of layout {tensor.layout}", f"use {name}.to_dense()."
+    elif kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        got, hint = f"a {kind.__name__}", "its operations are not those of plain tensors."
+    elif tensor.is_neg():  # memory holds the values with the other sign
+        got, hint = "a view with its sign to be changed", f"use {name}.resolve_neg()."
+    else:
+        try:
+            tensor.data_ptr()
+        except RuntimeError:
+            got, hint = "a tensor without memory", "torch.vmap and torch.func are not served."
+    if got:
+        raise TensorError(name, got, "a dense tensor with memory of its own", hint)
 
 
 def _check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
@@ -162,6 +194,7 @@ def _check_input(declared: Input, value: object, sizes: Sizes, device: torch.dev
     name = declared.name
     if not isinstance(value, torch.Tensor):
         raise TensorError(name, type(value).__name__, "a torch.Tensor")
+    _check_plain(name, value)
     shape = tuple(sizes.extent(extent) for extent in declared.shape)
     if tuple(value.shape) != shape:
         declared_shape = ", ".join(map(str, declared.shape))
@@ -174,7 +207,7 @@ def _check_input(declared: Input, value: object, sizes: Sizes, device: torch.dev
     _check_device(name, value, device)
 
 
-def _check_scalar(declared: Input, value: object) -> None:
+def _check_scalar(declared: Input, value: Any) -> None:
     name, kind = declared.name, get_dtype(declared.dtype).kind
     if isinstance(value, torch.Tensor):
         hint = (
@@ -185,14 +218,20 @@ def _check_scalar(declared: Input, value: object) -> None:
                 name, f"a tensor of shape {_shape(value)} on {value.device}", "a number", hint
             )
         value = value.item()
-    allowed = (int, float) if kind == "float" else (bool, int) if kind == "boolean" else (int,)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind != "boolean"):
+    if not _is_number(value, kind):
         raise TensorError(
             name, f"{type(value).__name__} {value!r}", f"a number of dtype {declared.dtype}"
         )
-    limit = MAX_FP32 if kind == "float" else MAX_POSITION
-    if isinstance(value, (int, float)) and limit < abs(value) < math.inf:
+    limit = MAX_FP32 if kind == "float" else MAX_INT32
+    if limit < abs(value) < math.inf:
         raise TensorError(name, str(value)[:40], f"a number of at most {limit:g} in size")
+
+
+def _is_number(value: object, kind: str) -> bool:
+    """Whether a scalar of this kind can be read from `value`, numpy's numbers among them."""
+    if type(value).__name__ in {"bool", "bool_"}:
+        return kind == "boolean"
+    return isinstance(value, numbers.Real if kind == "float" else numbers.Integral)
 
 
 def _refuse_gradients(spec: AttentionSpec, tensors: Mapping[str, object]) -> None:
