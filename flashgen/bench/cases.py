@@ -92,9 +92,9 @@ class FlexCase:
 
 
 def flex_cases() -> tuple[FlexCase, ...]:
-    """The grid: plain attention, then the variants, one of each kind in turn.
+    """The grid: plain attention, then the variants, one of each kind in turn, ALiBi last.
 
-    So a run that ends early has something of every kind.
+    So a run that ends early has something of every kind that a goal is set for.
     """
     plain = [
         FlexCase(group=PLAIN, head_dim=head_dim, length=length, causal=causal)
@@ -125,8 +125,9 @@ def flex_cases() -> tuple[FlexCase, ...]:
         FlexCase(group="alibi", head_dim=head_dim, length=length, alibi=True)
         for head_dim, length in ((128, 2048), (128, 8192), (64, 4096))
     ]
-    in_turn = zip_longest(windows, prefixes, documents, softcaps, alibis)
-    return (*plain, *(case for turn in in_turn for case in turn if case is not None))
+    in_turn = zip_longest(windows, prefixes, documents, softcaps)
+    masked = (case for turn in in_turn for case in turn if case is not None)
+    return (*plain, *masked, *alibis)
 
 
 def _prefixes(length: int) -> tuple[int, ...]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 import torch
 
 from flashgen.bench.accuracy import Oracle
 from flashgen.bench.cases import PLAIN, FlexCase, flex_cases
-from flashgen.bench.ceilings import measure_ceilings
 from flashgen.bench.contest import contest
-from flashgen.bench.peers import forget_compiled, plain_contestants, variant_contestants
+from flashgen.bench.peers import (
+    Contestant,
+    forget_compiled,
+    plain_contestants,
+    variant_contestants,
+)
+from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
 from flashgen.bench.tensors import (
@@ -25,17 +31,61 @@ from flashgen.bench.tensors import (
 from flashgen.bench.timing import Clock
 from flashgen.bench.work import count_work
 
+MASK_THREADS = 4  # a block mask has as many slow kernels
 
-def run_flex(run: Run, clock: Clock, device: torch.device, l2_bytes: int) -> None:
-    """Every wanted case of the grid, as far as the budget goes."""
-    cases = [case for case in flex_cases() if run.wants(case.id)]
-    if cases:
-        run.add_ceilings(measure_ceilings(["bf16"], clock, device))
-    for case in cases:
+
+def run_flex(
+    run: Run,
+    clock: Clock,
+    device: torch.device,
+    l2_bytes: int,
+    prepared: Iterable[Outcome] = (),
+) -> None:
+    """Every wanted case of the grid, as far as the budget goes; last those that still compile."""
+    cases = wanted_cases(run)
+    late = unprepared(cases, prepared)
+    for case in sorted(cases, key=lambda case: case.id in late):
         if run.has_time_for(case.id):
             run.add(measure_case(case, clock, device, l2_bytes))
-    if cases:
-        run.add_ceilings(measure_ceilings(["bf16"], clock, device))
+
+
+def wanted_cases(run: Run) -> list[FlexCase]:
+    return [case for case in flex_cases() if run.wants(case.id)]
+
+
+def flex_tasks(cases: Sequence[FlexCase]) -> list[Task]:
+    """What to compile before `cases` are timed, the slowest first.
+
+    A compiled `create_block_mask` sorts its blocks, and Triton needs minutes for the longest sort,
+    once for each length: the first case of a length makes its mask, the others find the sort.
+    """
+    masks = {_mask_sizes(case): case for case in reversed(cases) if case.group != PLAIN}
+    longest = sorted(masks.values(), key=lambda case: -case.length)
+    kernels: dict[object, list[str]] = {}
+    for case in cases:
+        kind = (case.group, case.head_dim, case.causal) if case.group == PLAIN else case.group
+        kernels.setdefault(kind, []).append(case.id)
+    return [
+        *(Task("mask", (case.id,), threads=MASK_THREADS) for case in longest),
+        *(Task("kernels", tuple(ids)) for ids in kernels.values()),
+    ]
+
+
+def unprepared(cases: Sequence[FlexCase], prepared: Iterable[Outcome]) -> set[str]:
+    """Ids of the cases whose block mask no worker has made in time."""
+    failed = {each.name for each in prepared if each.kind == "mask" and each.error is not None}
+    sizes = {_mask_sizes(case) for case in cases if case.id in failed}
+    return {case.id for case in cases if case.group != PLAIN and _mask_sizes(case) in sizes}
+
+
+def _mask_sizes(case: FlexCase) -> tuple[int | None, int]:
+    """What decides which kernels make the block mask: its batch, if it has one, and its length."""
+    return case.shape.batch if case.prefix else None, case.length
+
+
+def contestants_of(case: FlexCase, arguments: Arguments) -> list[Contestant]:
+    make = plain_contestants if case.group == PLAIN else variant_contestants
+    return make(case, arguments)
 
 
 def measure_case(
@@ -49,8 +99,7 @@ def measure_case(
     work = count_work(spec, shape, sets[0].inputs, device=device)
     with torch.no_grad():
         oracle = Oracle(spec, shape, sets[0])
-        make = plain_contestants if case.group == PLAIN else variant_contestants
-        results = contest(make(case, sets[0]), sets, oracle, clock, rounds=rounds)
+        results = contest(contestants_of(case, sets[0]), sets, oracle, clock, rounds=rounds)
     record = CaseRecord(
         id=case.id,
         group=case.group,

@@ -103,7 +103,11 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Record:
-    """A whole run. `not_run`: what was left out, and why; `complete`: it came to its end."""
+    """A suite's part of a run.
+
+    `not_run`: what was left out, and why; `complete`: it came to its end. `run`: the same in the
+    records of all `suites` of one run; `preparation`: what was compiled before anything was timed.
+    """
 
     suite: str
     target: str
@@ -115,6 +119,9 @@ class Record:
     ceilings: tuple[Ceiling, ...] = ()
     cases: tuple[CaseRecord, ...] = ()
     not_run: tuple[str, ...] = ()
+    run: str = ""
+    suites: tuple[str, ...] = ()
+    preparation: str = ""
     version: int = RECORD_VERSION
 
     def ceiling(self, name: str) -> float | None:
@@ -142,6 +149,7 @@ class Record:
                     "ceilings": tuple(_ceiling(each) for each in data["ceilings"]),
                     "cases": tuple(_case(each) for each in data["cases"]),
                     "not_run": tuple(data["not_run"]),
+                    "suites": tuple(data.get("suites", ())),  # not in records of one suite, once
                 }
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:

@@ -67,6 +67,7 @@ def _provenance(record: Record) -> str:
     lines = [
         f"- {record.started}, {record.seconds:.0f} s{state}",
         f"- command: `{record.command}`",
+        *_of_run(record),
         f"- {', '.join(f'{name} {value}' for name, value in known if name != 'gpu')}",
     ]
     if record.ceilings:
@@ -77,6 +78,19 @@ def _provenance(record: Record) -> str:
         what = "8192³ matmul; copy, read + written"
         lines.append(f"- ceilings measured in this run ({what}): {', '.join(rates)}")
     return "\n".join(lines)
+
+
+def _of_run(record: Record) -> list[str]:
+    """That several suites were one run, and what was done before anything was timed."""
+    lines = []
+    if len(record.suites) > 1:
+        lines.append(
+            f"- run {record.run}: suites {' and '.join(record.suites)} in one process, one after "
+            "the other, with the same ceilings; seconds count from its start"
+        )
+    if record.preparation:
+        lines.append(f"- before anything was timed: {record.preparation}")
+    return lines
 
 
 def _left_out(record: Record) -> list[str]:
@@ -278,8 +292,8 @@ def _specs(record: Record) -> list[str]:
         "measured in this run, whichever takes longer (compute or memory); beside it the floor at "
         "the catalogue's rates. Bytes are each visible key and value, each query and input once, "
         "and the output. Beyond output: device memory that a call takes at its peak besides its "
-        "result. Verified: against fp64 on small shapes that the same schedules serve, with "
-        "poisoned buffers."
+        "result. Built: kernels that `flashgen build` writes for the spec's shapes. Verified: "
+        "against fp64 on small shapes that the same schedules serve, with poisoned buffers."
     )
     rows = []
     for case in record.cases:
@@ -295,6 +309,7 @@ def _specs(record: Record) -> list[str]:
             [
                 case.id,
                 case.dtype,
+                _built(case),
                 _verdict(case),
                 _time(case.result(FLASHGEN)),
                 _rate(case, FLASHGEN),
@@ -308,13 +323,21 @@ def _specs(record: Record) -> list[str]:
             ]
         )
     header = [
-        "case", "dtype", "verified", "us", "TFLOP/s", "TB/s", "of matmul ceiling", "floor us",
-        "of floor", "catalogue floor us", "beyond output, bytes", "default schedule",
+        "case", "dtype", "built", "verified", "us", "TFLOP/s", "TB/s", "of matmul ceiling",
+        "floor us", "of floor", "catalogue floor us", "beyond output, bytes", "default schedule",
     ]  # fmt: skip
     return [
         f"## Times\n\n{note}\n\n{_table(header, rows)}",
         f"## Error against fp64\n\n{_errors(record)}",
     ]
+
+
+def _built(case: CaseRecord) -> str:
+    """How many kernels; a spec whose build failed is not verified either, and says why."""
+    kernels = case.facts.get("built kernels")
+    if kernels is not None:
+        return f"{kernels} kernels"
+    return "NO" if case.facts.get("verified") is False else "not asked"
 
 
 def _verdict(case: CaseRecord) -> str:

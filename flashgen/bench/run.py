@@ -23,7 +23,9 @@ class Run:
     out: Path | None = None  # gets <target>/<suite>.json and .md
     only: tuple[str, ...] = ()
     budget_s: float = float("inf")
-    _began: float = field(default_factory=time.monotonic)
+    began: float = field(
+        default_factory=time.monotonic
+    )  # suites of one run share it, and the budget
 
     def wants(self, case_id: str) -> bool:
         """Whether the case was asked for: every case, or those whose id holds one of `only`."""
@@ -39,7 +41,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Time since the run began."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     def add(self, case: CaseRecord) -> None:
         """Keep a case's results."""

@@ -1,8 +1,10 @@
-"""Suite `specs`: every shipped spec is verified and timed on its own shapes, default schedules."""
+"""Suite `specs`: every shipped spec is built, verified and timed on its own shapes."""
 
 from __future__ import annotations
 
 import gc
+import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -10,9 +12,9 @@ import torch
 
 from flashgen import compiler, settings
 from flashgen.bench.accuracy import Oracle
-from flashgen.bench.ceilings import measure_ceilings
 from flashgen.bench.contest import contest
 from flashgen.bench.peers import Contestant, flashgen_attention
+from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
 from flashgen.bench.summary import rounded
@@ -38,26 +40,33 @@ PROOF_BATCH = 2
 PROOF_KV_HEADS = 2
 
 
-def run_specs(run: Run, clock: Clock, device: torch.device, l2_bytes: int, *, verify: bool) -> None:
-    """Every wanted shape of every shipped spec, as far as the budget goes."""
-    specs = [load_spec(path) for path in sorted(settings.specs_dir().glob("*.yaml"))]
-    wanted = [(spec, [s for s in spec.shapes if run.wants(case_id(spec, s))]) for spec in specs]
-    wanted = [(spec, shapes) for spec, shapes in wanted if shapes]
-    if wanted:
-        run.add_ceilings(measure_ceilings(["bf16", "fp16"], clock, device))
+def run_specs(
+    run: Run,
+    clock: Clock,
+    device: torch.device,
+    l2_bytes: int,
+    *,
+    verify: bool,
+    prepared: Iterable[Outcome] = (),
+) -> None:
+    """Every wanted shape of every shipped spec, as far as the budget goes.
+
+    What no worker has built and verified beforehand is so here.
+    """
+    proved = {each.name: each.facts for each in prepared if each.error is None}
     target = target_of(device)
-    for spec, shapes in wanted:
+    for name, spec, shapes in wanted_specs(run):
         missing = unserved_features(spec)
         if missing:
             run.leave_out(spec.display_name, f"not served yet: {', '.join(missing)}")
             continue
-        verdict: dict[str, Any] | None = None
+        verdict = proved.get(name) if verify else {}
         for shape in shapes:
             if not run.has_time_for(case_id(spec, shape)):
                 continue
-            if verify and verdict is None:
-                run.say(f"{run.seconds:6.1f} s  {spec.display_name}: verifying")
-                verdict = verdict_of(spec, device)
+            if verdict is None:
+                run.say(f"{run.seconds:6.1f} s  {spec.display_name}: building and verifying")
+                verdict = prove(spec, device)
             needed = argument_bytes(spec, shape)
             free = free_bytes(device)
             if needed > MEMORY_SHARE * free:
@@ -65,12 +74,26 @@ def run_specs(run: Run, clock: Clock, device: torch.device, l2_bytes: int, *, ve
                 run.leave_out(case_id(spec, shape), reason)
                 continue
             run.add(
-                measure_shape(
-                    spec, shape, clock, device, l2_bytes, target=target, facts=verdict or {}
-                )
+                measure_shape(spec, shape, clock, device, l2_bytes, target=target, facts=verdict)
             )
-    if wanted:
-        run.add_ceilings(measure_ceilings(["bf16", "fp16"], clock, device))
+
+
+def wanted_specs(run: Run) -> list[tuple[str, AttentionSpec, list[Shape]]]:
+    """File name, spec and wanted shapes of each shipped spec that has any."""
+    found = []
+    for path in sorted(settings.specs_dir().glob("*.yaml")):
+        spec = load_spec(path)
+        shapes = [shape for shape in spec.shapes if run.wants(case_id(spec, shape))]
+        if shapes:
+            found.append((path.stem, spec, shapes))
+    return found
+
+
+def spec_tasks(run: Run) -> list[Task]:
+    """To build and verify each wanted spec that a kernel family serves."""
+    return [
+        Task("spec", (name,)) for name, spec, _ in wanted_specs(run) if not unserved_features(spec)
+    ]
 
 
 def free_bytes(device: torch.device) -> float:
@@ -90,16 +113,23 @@ def case_id(spec: AttentionSpec, shape: Shape) -> str:
     )
 
 
-def verdict_of(spec: AttentionSpec, device: torch.device) -> dict[str, Any]:
-    """What `flashgen verify` says of the schedules that serve the spec's shapes: facts for a case.
+def prove(spec: AttentionSpec, device: torch.device) -> dict[str, Any]:
+    """What `flashgen build` and `flashgen verify` say of the spec's shapes: facts for a case.
 
-    `flashgen verify` by itself goes through every schedule and all edges of its tiles, for minutes.
+    `flashgen verify` by itself goes through every schedule and all edges of its tiles, for minutes;
+    here it goes through the schedules that serve the shapes.
     """
     try:
+        with tempfile.TemporaryDirectory(prefix="flashgen-build-") as folder:
+            built = compiler.build(spec, folder, target=target_of(device), verify=False)
         result = compiler.verify(spec, device=str(device), shapes=proof_shapes(spec, device))
     except FlashgenError as error:
         return {"verified": False, "verification": describe(error)}
-    return {"verified": result.ok, "verification": result.summary}
+    return {
+        "built kernels": len(built.kernels),
+        "verified": result.ok,
+        "verification": result.summary,
+    }
 
 
 def proof_shapes(spec: AttentionSpec, device: torch.device) -> list[Shape]:

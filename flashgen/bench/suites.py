@@ -1,71 +1,164 @@
-"""The suites by name, and how one is run on the GPU that is here."""
+"""The suites by name, and how some of them are one run on the GPU that is here."""
 
 from __future__ import annotations
 
+import os
 import shlex
-from dataclasses import dataclass
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from triton import knobs
 
+from flashgen.bench.ceilings import measure_ceilings
 from flashgen.bench.clock import CudaClock
 from flashgen.bench.contest import DeviceLostError
 from flashgen.bench.dispatch_suite import run_dispatch
 from flashgen.bench.environment import environment
-from flashgen.bench.flex_suite import run_flex
+from flashgen.bench.flex_suite import flex_tasks, run_flex, wanted_cases
+from flashgen.bench.preparation import Outcome, Task, prepare
 from flashgen.bench.record import Record
 from flashgen.bench.run import Run, Say, now
-from flashgen.bench.specs_suite import run_specs
+from flashgen.bench.specs_suite import run_specs, spec_tasks
+from flashgen.bench.timing import Clock
 from flashgen.compiler.choose import target_of
 from flashgen.errors import TargetError
 
-BUDGETS_S = {"specs": 300.0, "flex": 480.0, "dispatch": 180.0}
+BUDGETS_S = {"specs": 240.0, "flex": 420.0, "dispatch": 180.0}
+CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",), "dispatch": ()}
+PREPARATION_SHARE = 0.45  # of the budget
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked of a run; `seconds` None: the suite's usual budget."""
+    """What was asked of a run; `seconds` None: the suites' usual budgets together."""
 
-    suite: str
+    suites: tuple[str, ...]
     out: Path | None = None
     only: tuple[str, ...] = ()
     seconds: float | None = None
     verify: bool = True
 
+    @property
+    def budget_s(self) -> float:
+        usual = sum(BUDGETS_S[suite] for suite in self.suites)
+        return usual if self.seconds is None else self.seconds
 
-def run_suite(request: Request, say: Say) -> Record:
-    """Run a suite on the current GPU and return its record; TargetError where there is none."""
+
+def run_suites(request: Request, say: Say) -> tuple[Record, ...]:
+    """Run suites on the current GPU, one record each; TargetError where there is no GPU."""
     if not torch.cuda.is_available():
         raise TargetError("bench: no GPU here\n  hint: benchmarks run on the GPU they are about.")
+    # Inductor would choose another folder in its own processes and, from then on, in this one.
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
     device = torch.device("cuda", torch.cuda.current_device())
     l2_bytes: int = torch.cuda.get_device_properties(device).L2_cache_size
-    record = Record(
-        suite=request.suite,
-        target=target_of(device).id,
-        environment=environment(device),
-        command=command_line(request),
-        started=now(),
-    )
-    budget_s = BUDGETS_S[request.suite] if request.seconds is None else request.seconds
-    run = Run(record, say, out=request.out, only=request.only, budget_s=budget_s)
-    clock = CudaClock()
+    runs = new_runs(request, say, target_of(device).id, environment(device))
     try:
-        if request.suite == "flex":
-            run_flex(run, clock, device, l2_bytes)
-        elif request.suite == "specs":
-            run_specs(run, clock, device, l2_bytes, verify=request.verify)
+        run_all(runs, request, CudaClock(), device, l2_bytes)
+    except DeviceLostError as error:
+        for run in runs.values():
+            if not run.record.complete:
+                run.leave_out("the rest", str(error))
+    return tuple(run.record for run in runs.values())
+
+
+def new_runs(request: Request, say: Say, target: str, known: Mapping[str, str]) -> dict[str, Run]:
+    """A run for each suite: the same command, start, id and budget, and a record of its own."""
+    started, began, run_id = now(), time.monotonic(), uuid.uuid4().hex[:8]
+    return {
+        suite: Run(
+            Record(
+                suite=suite,
+                target=target,
+                environment=known,
+                command=command_line(request),
+                started=started,
+                run=run_id,
+                suites=request.suites,
+            ),
+            say,
+            out=request.out,
+            only=request.only,
+            budget_s=request.budget_s,
+            began=began,
+        )
+        for suite in request.suites
+    }
+
+
+def run_all(
+    runs: Mapping[str, Run],
+    request: Request,
+    clock: Clock,
+    device: torch.device,
+    l2_bytes: int,
+) -> None:
+    """Prepare, then the suites one after the other between two readings of the ceilings."""
+    prepared = prepare_all(runs, request)
+    read_ceilings(runs, clock, device)
+    for suite, run in runs.items():
+        if suite == "flex":
+            run_flex(run, clock, device, l2_bytes, prepared)
+        elif suite == "specs":
+            run_specs(run, clock, device, l2_bytes, verify=request.verify, prepared=prepared)
         else:
             run_dispatch(run, device)
-    except DeviceLostError as error:
-        run.leave_out("the rest", str(error))
-    else:
+        run.save()
+    read_ceilings(runs, clock, device)
+    for run in runs.values():
         run.finish()
-    return run.record
+
+
+def prepare_all(runs: Mapping[str, Run], request: Request) -> tuple[Outcome, ...]:
+    """Have everything built, verified and compiled that the suites will time."""
+    tasks = tasks_of(runs, verify=request.verify)
+    if not tasks:
+        return ()
+    start = time.monotonic()
+    first = next(iter(runs.values()))
+    limit_s = PREPARATION_SHARE * request.budget_s
+    outcomes = prepare(
+        tasks, lambda text: first.say(f"{first.seconds:6.1f} s  {text}"), limit_s=limit_s
+    )
+    ended = sum(each.error is None for each in outcomes)
+    text = (
+        f"{ended} of {len(outcomes)} specs, kernels and masks built, verified or compiled in "
+        f"parallel, in {time.monotonic() - start:.0f} s"
+    )
+    for run in runs.values():
+        run.record = replace(run.record, preparation=text)
+    return outcomes
+
+
+def tasks_of(runs: Mapping[str, Run], *, verify: bool) -> list[Task]:
+    """What workers are to do for the suites, the slowest first."""
+    flex = flex_tasks(wanted_cases(runs["flex"])) if "flex" in runs else []
+    masks = [task for task in flex if task.kind == "mask"]
+    kernels = [task for task in flex if task.kind != "mask"]
+    specs: Sequence[Task] = spec_tasks(runs["specs"]) if "specs" in runs and verify else ()
+    return [*masks, *specs, *kernels]
+
+
+def read_ceilings(runs: Mapping[str, Run], clock: Clock, device: torch.device) -> None:
+    """Measure each ceiling once, for all suites."""
+    dtypes = dict.fromkeys(dtype for suite in runs for dtype in CEILINGS[suite])
+    if not dtypes:
+        return
+    found = measure_ceilings(dtypes, clock, device)
+    for suite, run in runs.items():
+        if CEILINGS[suite]:
+            run.add_ceilings(found)
 
 
 def command_line(request: Request) -> str:
     """The command that asks for this, whatever program was run and wherever it writes."""
-    words = ["flashgen", "bench", "--suite", request.suite]
+    words = ["flashgen", "bench"]
+    for suite in request.suites:
+        words += ["--suite", suite]
     for text in request.only:
         words += ["--only", text]
     if request.seconds is not None:

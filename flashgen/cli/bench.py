@@ -1,15 +1,18 @@
-"""`flashgen bench`: time a suite on the GPU here, or make the table of an earlier run again."""
+"""`flashgen bench`: time suites on the GPU here, or make the table of an earlier run again."""
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashgen.cli.arguments import JsonOption
 from flashgen.errors import VerificationError
+
+if TYPE_CHECKING:
+    from flashgen.bench.record import Record
 
 
 class Suite(str, Enum):
@@ -22,11 +25,12 @@ class Suite(str, Enum):
 
 def bench(
     suite: Annotated[
-        Suite,
+        list[Suite] | None,
         typer.Option(
-            help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time."
+            help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time. "
+            "Repeatable: several are one run. [default: specs]"
         ),
-    ] = Suite.SPECS,
+    ] = None,
     *,
     out: Annotated[
         Path | None,
@@ -40,34 +44,45 @@ def bench(
         float | None,
         typer.Option(
             min=0,
-            help="Begin no case later than this. [default: by suite, 180 to 480]",
+            help="Begin no case later than this. [default: by suite, 180 to 420]",
         ),
     ] = None,
-    verify: Annotated[bool, typer.Option(help="Suite specs: verify each spec first.")] = True,
+    verify: Annotated[
+        bool, typer.Option(help="Suite specs: build and verify each spec first.")
+    ] = True,
     render: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Only print the table of this JSON record."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Time a suite on the GPU here and print its table; progress goes to standard error."""
+    """Time suites on the GPU here and print their tables; progress goes to standard error."""
     if render is not None:
         from flashgen.bench.record import load
 
-        record = load(render)
+        records: tuple[Record, ...] = (load(render),)
     else:
-        from flashgen.bench.suites import Request, run_suite
+        from flashgen.bench.suites import Request, run_suites
 
-        request = Request(suite.value, out, tuple(only or ()), seconds, verify)
-        record = run_suite(request, lambda line: typer.echo(line, err=True))
-    if json:
-        typer.echo(record.to_json(), nl=False)
-    else:
-        from flashgen.bench.report import render as render_table
+        suites = tuple(dict.fromkeys(each.value for each in suite or [Suite.SPECS]))
+        request = Request(suites, out, tuple(only or ()), seconds, verify)
+        records = run_suites(request, lambda line: typer.echo(line, err=True))
+    typer.echo(_as_json(records) if json else _as_tables(records), nl=False)
+    wrong = [case_id for record in records for case_id in record.wrong]
+    if wrong:
+        raise VerificationError(f"bench: flashgen was wrong in {', '.join(wrong)}")
 
-        typer.echo(render_table(record), nl=False)
-    if record.wrong:
-        raise VerificationError(f"bench: flashgen was wrong in {', '.join(record.wrong)}")
+
+def _as_json(records: tuple[Record, ...]) -> str:
+    """The record of one suite; of several, a list of them."""
+    texts = [record.to_json() for record in records]
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]\n"
+
+
+def _as_tables(records: tuple[Record, ...]) -> str:
+    from flashgen.bench.report import render
+
+    return "\n".join(render(record) for record in records)
 
 
 if __name__ == "__main__":

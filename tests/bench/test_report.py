@@ -115,6 +115,7 @@ def flex_record() -> Record:
 
 def specs_record() -> Record:
     facts = {
+        "built kernels": 3,
         "verified": True,
         "verification": "llama3_8b: verified, 2 cases on NVIDIA H200",
         "schedule": "loop flash2 128x64 8 warps 3 stages",
@@ -138,7 +139,8 @@ def specs_record() -> Record:
         facts={**facts, "bytes beyond output": None, **wrong},
     )
     reason = "qwen_27b/b1/h24:4/q262144/k262144: needs 15.0 GB, of which 9.0 GB are free"
-    return record_of("specs", [good, bad], not_run=(reason,))
+    one_run = {"run": "0f3a9c21", "suites": ("specs", "flex"), "preparation": "all, in 100 s"}
+    return record_of("specs", [good, bad], not_run=(reason,), **one_run)
 
 
 def dispatch_record() -> Record:
@@ -178,6 +180,13 @@ def test_table_is_made_from_the_json_alone(suite: str, golden: Callable[[str, st
     assert again.to_json() == text
     assert render(again) == render(record)
     golden(f"bench/{suite}.md", render(record))
+
+
+def test_records_from_before_runs_of_several_suites_are_read() -> None:
+    data = json.loads(flex_record().to_json())
+    for name in ("run", "suites", "preparation"):
+        del data[name]
+    assert Record.from_json(json.dumps(data)) == flex_record()
 
 
 def test_ratio_with_the_mask_is_that_of_the_faster_way_to_make_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from fakes import FakeClock
 from typer.testing import CliRunner
 
 from flashgen import settings
-from flashgen.bench import dispatch_suite, specs_suite, tensors
+from flashgen.bench import dispatch_suite, specs_suite, suites, tensors
 from flashgen.bench.dispatch_suite import Launch, first_result, host_ms
+from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord, Ceiling, Record, Result, load
 from flashgen.bench.report import render
 from flashgen.bench.run import Run
-from flashgen.bench.suites import Request, command_line
+from flashgen.bench.suites import Request, command_line, new_runs, run_all
 from flashgen.bench.tensors import argument_bytes, draw, sets_needed
 from flashgen.cli.bench import bench
 from flashgen.compiler.choose import plan
@@ -101,11 +103,6 @@ def two_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "small.yaml").write_text(SMALL_SPEC)
     (folder / "paged.yaml").write_text(PAGED_SPEC)
     monkeypatch.setattr(settings, "specs_dir", lambda: folder)
-    monkeypatch.setattr(
-        specs_suite,
-        "measure_ceilings",
-        lambda dtypes, clock, device: (Ceiling("matmul bf16", "TFLOP/s", (800.0,)),),
-    )
 
 
 @pytest.mark.usefixtures("two_specs")
@@ -135,7 +132,8 @@ def test_a_spec_is_verified_before_its_first_shape_is_timed() -> None:
     (case,) = run.record.cases
     assert case.facts["verified"] is True
     assert case.facts["verification"].startswith("small: verified, ")
-    assert any("small: verifying" in line for line in said)
+    assert case.facts["built kernels"] > 0
+    assert any("small: building and verifying" in line for line in said)
 
 
 @pytest.mark.usefixtures("two_specs")
@@ -166,6 +164,92 @@ def test_each_schedule_that_serves_a_shape_is_proved_on_a_small_one(name: str) -
 
     assert schedules(shapes) == schedules(list(spec.shapes))
     assert all(shape.q_heads == shape.kv_heads * (spec.heads.group or 2) for shape in shapes)
+
+
+@pytest.mark.usefixtures("two_specs")
+def test_what_a_worker_has_proved_is_not_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs_suite, "prove", pytest.fail)
+    facts = {"built kernels": 2, "verified": True, "verification": "small: verified, 2 cases"}
+    run, _ = a_run("specs", only=("small/b1/h2:1/q20",))
+    done = (Outcome("mask", "window", error="no"), Outcome("spec", "small", facts))
+    specs_suite.run_specs(run, FakeClock(default=25.0), CPU, l2_bytes=1, verify=True, prepared=done)
+    (case,) = run.record.cases
+    assert facts.items() <= case.facts.items()
+    assert "2 kernels | yes" in render(run.record)
+
+
+@pytest.mark.usefixtures("two_specs")
+def test_only_served_specs_are_prepared() -> None:
+    run, _ = a_run("specs")
+    assert specs_suite.spec_tasks(run) == [Task("spec", ("small",))]
+    run, _ = a_run("specs", only=("paged",))
+    assert specs_suite.spec_tasks(run) == []
+
+
+# ---- several suites
+
+
+@pytest.fixture
+def ceilings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    asked: list[tuple[str, ...]] = []
+
+    def measure(dtypes: Iterable[str], clock: object, device: object) -> tuple[Ceiling, ...]:
+        asked.append(tuple(dtypes))
+        return (Ceiling("matmul bf16", "TFLOP/s", (800.0 + len(asked),)),)
+
+    monkeypatch.setattr(suites, "measure_ceilings", measure)
+    return asked
+
+
+def test_several_suites_are_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ceilings: list[tuple[str, ...]]
+) -> None:
+    steps: list[str] = []
+
+    def prepare(tasks: list[Task], say: object, *, limit_s: float) -> tuple[Outcome, ...]:
+        steps.append(f"prepare {len(tasks)} in {limit_s:g} s")
+        return (Outcome("spec", "small"), Outcome("mask", "window", error="no"))
+
+    def suite(name: str) -> Callable[..., None]:
+        return lambda run, *_, **__: steps.append(f"{name} {len(run.record.ceilings[0].values)}")
+
+    monkeypatch.setattr(suites, "prepare", prepare)
+    monkeypatch.setattr(suites, "tasks_of", lambda runs, verify: [Task("spec", ("small",))])
+    monkeypatch.setattr(suites, "run_specs", suite("specs"))
+    monkeypatch.setattr(suites, "run_flex", suite("flex"))
+    request = Request(("specs", "flex"), tmp_path, seconds=500)
+    said: list[str] = []
+    runs = new_runs(request, said.append, "nvidia-h200", {"gpu": "none"})
+    run_all(runs, request, FakeClock(), CPU, l2_bytes=1)
+    assert steps == ["prepare 1 in 225 s", "specs 1", "flex 1"]
+    assert ceilings == [("bf16", "fp16")] * 2
+    specs, flex = (load(tmp_path / "nvidia-h200" / f"{name}.json") for name in ("specs", "flex"))
+    assert specs.run == flex.run != ""
+    assert specs.started == flex.started
+    assert specs.suites == flex.suites == ("specs", "flex")
+    assert specs.ceilings == flex.ceilings
+    assert specs.complete and flex.complete
+    assert specs.preparation.startswith("1 of 2 specs, kernels and masks built")
+    for record in (specs, flex):
+        assert f"run {flex.run}: suites specs and flex in one process" in render(record)
+        assert record.command == "flashgen bench --suite specs --suite flex --seconds 500"
+
+
+def test_a_run_without_work_prepares_nothing(ceilings: list[tuple[str, ...]]) -> None:
+    request = Request(("specs", "flex"), only=("no such case",), verify=False)
+    runs = new_runs(request, lambda line: None, "nvidia-h200", {"gpu": "none"})
+    run_all(runs, request, FakeClock(), CPU, l2_bytes=1)
+    assert [run.record.preparation for run in runs.values()] == ["", ""]
+    assert len(ceilings) == 2
+
+
+def test_a_run_prepares_the_masks_first_and_specs_only_to_verify_them() -> None:
+    request = Request(("specs", "flex"))
+    runs = new_runs(request, lambda line: None, "nvidia-h200", {"gpu": "none"})
+    kinds = [task.kind for task in suites.tasks_of(runs, verify=True)]
+    assert kinds == sorted(kinds, key=["mask", "spec", "kernels"].index)
+    assert set(kinds) == {"mask", "spec", "kernels"}
+    assert {t.kind for t in suites.tasks_of(runs, verify=False)} == {"mask", "kernels"}
 
 
 # ---- suite dispatch
@@ -277,8 +361,10 @@ def test_spec_names_of_the_suites_exist() -> None:
 
 
 def test_the_command_in_a_record_names_no_place() -> None:
-    request = Request("specs", Path("/somewhere"), ("qwen 27b", "gpt2"), 60.0, verify=False)
+    request = Request(("specs",), Path("/somewhere"), ("qwen 27b", "gpt2"), 60.0, verify=False)
     assert command_line(request) == (
         "flashgen bench --suite specs --only 'qwen 27b' --only gpt2 --seconds 60 --no-verify"
     )
-    assert command_line(Request("flex")) == "flashgen bench --suite flex"
+    both = Request(("specs", "flex"))
+    assert command_line(both) == "flashgen bench --suite specs --suite flex"
+    assert both.budget_s == suites.BUDGETS_S["specs"] + suites.BUDGETS_S["flex"]
