@@ -1,0 +1,1 @@
+"""The tuner: search over feasible schedules, kept trials, and the tables that come of them."""
