@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from flashgen import settings
+from flashgen.cli.output import say
 from flashgen.errors import SpecError, SpecProblem
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
+
+MAX_SHOWN = 200  # characters of an argument that messages repeat
 
 SpecArgument = Annotated[
     str,
@@ -37,19 +40,38 @@ def find_spec(argument: str) -> AttentionSpec:
     Its warnings are printed. SpecError with every fault of the file; for neither a file nor a name,
     with the name that was likely meant.
     """
+    if not argument:
+        raise typer.BadParameter("got nothing, expected a spec file or name", param_hint="SPEC")
     path = Path(argument)
     shipped = shipped_specs()
-    if not path.exists() or path.is_dir():  # a build folder may be called as its spec is
-        if argument not in shipped and not path.is_dir():
+    if not path_exists(path) or path.is_dir():  # a build folder may be called as its spec is
+        if argument not in shipped and not path_exists(path):
             raise _not_found(argument, shipped)
         path = shipped.get(argument, path)
     spec = load_spec(path)
     for text in spec.warnings():
-        typer.echo(f"warning: {path.name}: {text}", err=True)
+        say(f"warning: {path.name}: {text}")
     return spec
 
 
+def path_exists(path: Path) -> bool:
+    """Whether something is there; nothing is where a name is too long for the file system."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def named_path(text: str) -> Path:
+    """The value of an option that names a file or folder: nothing is not the current folder."""
+    if not text:
+        raise typer.BadParameter("got nothing, expected a path")
+    return Path(text)
+
+
 def _not_found(argument: str, shipped: dict[str, Path]) -> SpecError:
+    if len(argument) > MAX_SHOWN:
+        argument = f"{argument[:MAX_SHOWN]}…"
     near = difflib.get_close_matches(Path(argument).stem.lower().replace("-", "_"), shipped, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     hint = f"{meant}`flashgen list` shows the shipped specs."

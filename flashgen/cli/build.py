@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from flashgen.cli.arguments import JsonOption, SpecArgument, TargetOption, find_spec
+from flashgen.cli.arguments import (
+    JsonOption,
+    SpecArgument,
+    TargetOption,
+    find_spec,
+    named_path,
+)
 from flashgen.cli.output import print_json, progress
 
 
@@ -16,7 +22,13 @@ def build(
     target: TargetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder to write (default: out/NAME)."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            parser=named_path,
+            help="Folder to write (default: out/NAME).",
+        ),
     ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare with the fp64 oracle, or leave the kernel unverified.")

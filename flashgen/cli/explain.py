@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashgen.cli.arguments import JsonOption, find_spec
+from flashgen.cli.arguments import JsonOption, find_spec, named_path, path_exists
 from flashgen.cli.output import print_json
 from flashgen.spec.model import AttentionSpec
 
@@ -42,10 +42,16 @@ def explain(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw (.png, .svg or .pdf).")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", parser=named_path, help="Draw (.png, .svg or .pdf)."
+        ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", parser=named_path, help="Write a page with pictures."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -74,7 +80,8 @@ def explain(
 def _paths(argument: str) -> list[str]:
     """A folder stands for the specs in it."""
     folder = Path(argument)
-    inside = sorted(map(str, folder.glob("*.yaml"))) if folder.is_dir() else []
+    is_folder = bool(argument) and path_exists(folder) and folder.is_dir()
+    inside = sorted(map(str, folder.glob("*.yaml"))) if is_folder else []
     return inside or [argument]
 
 

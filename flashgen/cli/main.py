@@ -5,8 +5,6 @@ Nothing here imports torch, triton or sympy; a command that needs them does so w
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from typing import Annotated, TextIO
 
@@ -21,8 +19,10 @@ from flashgen.cli.entry import EXIT_INTERRUPTED
 from flashgen.cli.explain import explain
 from flashgen.cli.interrupt import interruptible
 from flashgen.cli.list import list_
+from flashgen.cli.output import say
 from flashgen.cli.schema import schema
 from flashgen.cli.show import show
+from flashgen.cli.streams import forget_output
 from flashgen.cli.verify import verify
 from flashgen.errors import FlashgenError, SpecError
 
@@ -41,18 +41,28 @@ class Commands(TyperGroup):
             with interruptible(), warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 result = super().invoke(ctx)
-            sys.stdout.flush()
         except FlashgenError as error:
             # Faults of a spec begin with file:line:column, where editors look for it.
-            typer.echo(error if isinstance(error, SpecError) else f"error: {error}", err=True)
+            say(str(error) if isinstance(error, SpecError) else f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            say("interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:  # `flashgen list | head -1`: the reader has what it wanted
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
+        except BrokenPipeError:
+            raise _reader_gone() from None
         return result
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        try:
+            return super().parse_args(ctx, args)  # prints what --help and --version ask for
+        except BrokenPipeError:
+            raise _reader_gone() from None
+
+
+def _reader_gone() -> typer.Exit:
+    """`flashgen list | head -1`: the reader has what it wanted."""
+    forget_output()
+    return typer.Exit(0)
 
 
 app = typer.Typer(
@@ -94,7 +104,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning as one sentence: the place in the source is of no use to who runs a command."""
-    typer.echo(f"warning: {message}", err=True)
+    say(f"warning: {message}")
 
 
 app.command(name="build")(build)

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -15,6 +15,12 @@ from flashgen.cli.interrupt import check
 Progress = Callable[[str], None]
 
 QUIET_SECONDS = 1.0  # what is done sooner needs no progress
+
+
+def say(text: str) -> None:
+    """A line on standard error; where that is full or gone, the exit code has to tell."""
+    with suppress(OSError):
+        typer.echo(text, err=True)
 
 
 def print_json(value: object) -> None:
@@ -48,7 +54,7 @@ def progress() -> Iterator[Progress]:
     timer.daemon = True
     timer.start()
     try:
-        yield lambda step: _announce(step, steps.say)
+        yield lambda step: _announce(step, steps.next)
     finally:
         timer.cancel()
 
@@ -66,14 +72,14 @@ class _Steps:
         self._quiet = True
         self._latest: str | None = None
 
-    def say(self, step: str) -> None:
+    def next(self, step: str) -> None:
         with self._lock:
             self._latest = step
             if not self._quiet:
-                typer.echo(f"{step} ...", err=True)
+                say(f"{step} ...")
 
     def speak(self) -> None:
         with self._lock:
             self._quiet = False
             if self._latest is not None:
-                typer.echo(f"{self._latest} ...", err=True)
+                say(f"{self._latest} ...")

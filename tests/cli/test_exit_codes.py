@@ -97,6 +97,29 @@ def test_a_folder_is_not_a_spec(tmp_path: Path) -> None:
     assert "a folder, not a spec file" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["show", "build", "verify", "explain"])
+def test_names_that_no_file_can_have(command: str) -> None:
+    result = run(command, "a" * 5000)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("a" * 200 + "…: no such file, and no shipped spec has this")
+    assert run(command, "").exit_code == 2
+    assert run(command, "a\0b").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("build", "gpt2", "-o", ""),
+        ("explain", "gpt2", "--plot", ""),
+        ("explain", "gpt2", "--html", ""),
+    ],
+)
+def test_an_empty_path_is_wrong_usage(command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert result.exit_code == 2
+    assert "got nothing, expected a path" in result.stderr
+
+
 def test_all_faults_of_a_spec_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("flashgen: 1\nname: bad\nhead_dmi: 64\ndtype: bf17\n", "utf-8")

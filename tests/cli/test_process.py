@@ -56,21 +56,6 @@ def test_answers_without_torch(arguments: tuple[str, ...]) -> None:
     assert code == ("0" if arguments else "2")  # no command: the help, as wrong usage
 
 
-def test_a_closed_pipe_is_no_error() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as pipe:
-        done = subprocess.run(
-            [sys.executable, "-m", "flashgen", "list", "--json"],
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env=environment(),
-        )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_interrupt_ends_with_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flashgen", "build", "llama3_8b", "-o", str(tmp_path / "out")]
     with subprocess.Popen(
@@ -118,3 +103,46 @@ def test_verify_prints_every_case(tmp_path: Path) -> None:
     first, *cases = done.stdout.splitlines()
     assert first.startswith("tiny: verified, ")
     assert sum(case.startswith("  ok ") for case in cases) == int(first.split()[2])
+
+
+WRITING = (("list", "--json"), ("--help",))
+
+
+def ended(command: tuple[str, ...], **streams: object) -> tuple[int, str]:
+    """Exit code and standard error of a command with other standard streams."""
+    done = subprocess.run(  # type: ignore[call-overload]
+        [sys.executable, "-m", "flashgen", *command],
+        text=True,
+        check=False,
+        env=environment(),
+        **{"stderr": subprocess.PIPE, **streams},
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_a_closed_pipe_is_no_error(command: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        assert ended(command, stdout=pipe) == (0, "")
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_a_closed_output_is_no_error(command: tuple[str, ...]) -> None:
+    assert ended(command, preexec_fn=lambda: os.close(1)) == (0, "")
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_a_full_output_is_an_error(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, said = ended(command, stdout=full)
+    assert (code, said) == (1, "error: the output cannot be written (No space left on device)\n")
+
+
+def test_errors_that_cannot_be_said_keep_their_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        assert ended(("show", "no_such_spec"), stderr=full)[0] == 3
+    assert ended(("show", "no_such_spec"), stderr=None, preexec_fn=lambda: os.close(2))[0] == 3
+    closed = {"stdout": None, "stderr": None, "preexec_fn": lambda: os.closerange(0, 3)}
+    assert ended(("show", "no_such_spec"), **closed)[0] == 3
