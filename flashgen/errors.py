@@ -115,3 +115,32 @@ class TensorError(FlashgenError, ValueError):
         self.argument, self.got, self.expected = argument, got, expected
         text = f"{argument}: got {got}, expected {expected}"
         super().__init__(f"{text}\n  hint: {hint}" if hint else text)
+
+
+class TuningError(FlashgenError):
+    """A search that cannot begin or go on: nothing to choose from, or trials that cannot be kept.
+
+    What was found until then is in the message, and kept where it can be.
+    """
+
+    exit_code = 10
+
+
+class TableError(FlashgenError, ValueError):
+    """A file of tuned configs that is not one: place, field, what was got, what is allowed."""
+
+    def __init__(self, place: str, problem: str, hint: str | None = None) -> None:
+        self.place, self.problem = place, problem
+        text = f"{place}: {problem}"
+        super().__init__(f"{text}\n  hint: {hint}" if hint else text)
+
+
+class FrozenError(FlashgenError):
+    """Work that takes seconds was needed after `flashgen.freeze()`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"frozen: this call would have to {what}\n"
+            "  hint: make one call of each kind (spec, GPU, shape bucket) before "
+            "flashgen.freeze(), or unset FLASHGEN_FROZEN."
+        )

@@ -1,7 +1,10 @@
 """Every environment variable and folder that flashgen uses, read in one place.
 
-FLASHGEN_CACHE_DIR   generated sources and artefacts (default: the user's cache folder)
-FLASHGEN_CONFIG_DIR  tuned configs that come before the packaged ones (default: none)
+FLASHGEN_CACHE_DIR   generated sources, tuning trials and tables (default: the user's cache folder)
+FLASHGEN_CONFIG_DIR  tuned configs that come before all others (default: none)
+FLASHGEN_STORAGE     where tuning trials are kept, as `flashgen tune --storage` (default: the cache)
+FLASHGEN_FROZEN      1: raise where something would be generated, compiled or tuned (default: 0)
+RANK, WORLD_SIZE     which process of a job this is, as torchrun sets them (default: the only one)
 """
 
 from __future__ import annotations
@@ -45,3 +48,29 @@ def cache_dir() -> Path:
 def config_dir() -> Path | None:
     chosen = os.environ.get("FLASHGEN_CONFIG_DIR")
     return Path(chosen) if chosen else None
+
+
+def user_tables_dir() -> Path:
+    """Where this user's tuned configs are written: the chosen folder, else the cache."""
+    return config_dir() or cache_dir() / "tuned_configs"
+
+
+def trials_dir() -> Path:
+    """Where tuning trials are kept, if no other storage is named."""
+    return cache_dir() / "trials"
+
+
+def storage() -> str | None:
+    return os.environ.get("FLASHGEN_STORAGE") or None
+
+
+def frozen() -> bool:
+    return os.environ.get("FLASHGEN_FROZEN", "0") not in {"", "0"}
+
+
+def job_rank() -> tuple[int, int]:
+    """(rank, number of processes) of the job that this process belongs to; (0, 1): no job."""
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+        return int(rank), int(size)
+    return 0, 1

@@ -29,7 +29,7 @@ from flashgen.errors import FlashgenError, SpecError
 EPILOG = (
     "Exit codes: 0 ok, 1 other error, 2 wrong usage, 3 spec not valid, 4 not served by a kernel "
     "family yet, 5 no schedule fits, 6 differs from the oracle, 7 source not compiled, 8 unknown "
-    "GPU, 9 wrong tensor, 130 interrupted."
+    "GPU, 9 wrong tensor, 10 nothing tuned, 130 interrupted."
 )
 
 

@@ -23,9 +23,9 @@ class Measurement:
 
     time_us: the median of a launch in microseconds; low_us, high_us: the 20th and 80th percentile;
     samples_us: what they were taken from, where it was kept; reason: why there is no time, empty
-    where there is one. States: `does_not_fit` was refused by the compiler or the launch (resources),
-    `wrong` differs from the oracle, `failed` raised another error, `hung` passed its deadline,
-    `crashed` took its process along.
+    where there is one. States: `does_not_fit` was refused by the compiler or the launch for its
+    resources, `wrong` differs from the oracle, `failed` raised another error, `hung` passed its
+    deadline, `crashed` took its process along.
     """
 
     schedule: Schedule
@@ -101,7 +101,10 @@ def _number(value: object) -> float | None:
 
 
 class Measurer(Protocol):
-    """Who compiles, checks and times schedules of one case: a GPU's workers, or a test's formula."""
+    """Who compiles, checks and times schedules of a case: a GPU's workers, or a test's formula.
+
+    `prepare` may be called from another thread while `measure` runs, each from one at a time.
+    """
 
     def prepare(self, schedules: Sequence[Schedule]) -> Mapping[Schedule, str]:
         """Compile ahead, in parallel; those that cannot be used, with the reason.
