@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from flashgen.codegen.digest import generator_digest
 from flashgen.compiler import choose
 from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
+from flashgen.compiler.folder import MANIFEST, REPORT, Folder, digests
 from flashgen.compiler.machine_code import Compilers, Job
 from flashgen.compiler.verification import Progress, Verification, verify_plan
 from flashgen.errors import FlashgenError, ScheduleError, VerificationError
@@ -95,11 +93,11 @@ class BuildResult:
 
     @property
     def manifest(self) -> Path:
-        return self.out / "manifest.json"
+        return self.out / MANIFEST
 
     @property
     def report(self) -> Path:
-        return self.out / "report.md"
+        return self.out / REPORT
 
     @property
     def verified(self) -> bool:
@@ -160,9 +158,10 @@ def build(
     callable returns (out, lse). Verification runs on the target if it is here, else in Triton's
     interpreter.
 
+    An earlier build of the same spec there is replaced, the files that its manifest lists removed.
     Raises NotServedError, ScheduleError and TargetError before anything is written, FlashgenError
-    for a folder that cannot be written; VerificationError after all is written, the manifest
-    saying so.
+    for a folder that cannot be written or has files of somebody else's with the same names, or the
+    build of another spec; VerificationError after all is written, the manifest saying so.
     """
     choose.check_served(spec_argument("build", spec))
     schedule = schedule_argument(schedule)
@@ -170,7 +169,7 @@ def build(
         raise FlashgenError(f"kernels: got {kernels!r}, expected one of {get_args(Kernels)}")
     say = progress or (lambda step: None)
     given = target_argument(target)
-    folder = _folder(out)
+    folder = Folder.opened(out)
     with Compilers() as compilers:  # it imports torch while this process imports and plans
         say("loading torch and triton")
         device, chosen = _device_and_target(given)
@@ -178,7 +177,8 @@ def build(
         problem = Problem(spec, chosen)
         plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=return_lse)
         jobs = _jobs(spec, plan, kernels)
-        _make_folder(folder)
+        folder.check(spec.display_name, f"{module_name(plan)}.py")
+        folder.make()
         compilers.submit(problem, plan, path, jobs)
         verification = None
         if verify:
@@ -187,7 +187,7 @@ def build(
         for number, (job, found) in enumerate(compilers.results(), 1):
             say(f"compiling {spec.display_name}: {number} of {len(jobs)}, {job}")
             compiled[job] = found
-    say(f"writing {folder}")
+    say(f"writing {folder.path}")
     result = _written(problem, plan, folder, compiled, verification)
     if verification is not None and not verification.ok:
         try:
@@ -277,7 +277,7 @@ def _jobs(spec: AttentionSpec, plan: Plan, kernels: Kernels) -> tuple[Job, ...]:
 def _written(
     problem: Problem,
     plan: Plan,
-    folder: Path,
+    folder: Folder,
     compiled: Mapping[Job, CompiledKernel],
     verification: Verification | None,
 ) -> BuildResult:
@@ -296,20 +296,17 @@ def _written(
         spec=spec,
         target=problem.target,
         plan=plan,
-        out=folder,
+        out=folder.path,
         kernels=tuple(kernels),
         verification=verification,
         warnings=(*spec.warnings(), *_kernel_warnings(kernels)),
         not_served=("backward",) if spec.backward else (),
         versions=_versions(),
     )
-    contents["report.md"] = report(result).encode()
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    result = replace(result, files=digests)
-    for name, data in contents.items():
-        _write(folder / name, data)
+    contents[REPORT] = report(result).encode()
+    result = replace(result, files=digests(contents))
     manifest = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
-    _write(result.manifest, manifest.encode())
+    folder.write(contents, manifest.encode())
     return result
 
 
@@ -364,60 +361,3 @@ def _versions() -> dict[str, str]:
         "triton": triton.__version__,
         "python": platform.python_version(),
     }
-
-
-# ---- files ---------------------------------------------------------------------------------------
-
-
-def _folder(out: object) -> Path:
-    """`out` as a path; the current folder is "." and not nothing."""
-    if not isinstance(out, (str, os.PathLike)) or not os.fspath(out):
-        got = "an empty path" if isinstance(out, str) else type(out).__name__
-        raise FlashgenError(f"out: got {got}, expected the path of the folder to write")
-    return Path(out)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make `folder`, and see that a file can be made in it before time is spent on its contents."""
-
-    def probe() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".flashgen-")
-        os.close(handle)
-        Path(name).unlink()
-
-    _or_explain(folder, probe)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one, never half of it."""
-
-    def exchange() -> None:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            Path(temporary).chmod(0o666 & ~_umask())
-            Path(temporary).replace(path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-    _or_explain(path, exchange)
-
-
-def _or_explain(path: Path, action: Callable[[], None]) -> None:
-    try:
-        action()
-    except OSError as error:
-        raise FlashgenError(
-            f"{path}: cannot be written ({error.strerror or type(error).__name__})\n"
-            "  hint: choose a folder that can be written, with some MB of room."
-        ) from error
-
-
-def _umask() -> int:
-    """The process's umask; Python can only read it by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

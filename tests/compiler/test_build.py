@@ -6,8 +6,11 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import torch
 
 from flashgen import AttentionSpec, reference
 from flashgen.compiler import BuildResult, build, building
+from flashgen.compiler.folder import Folder, write
 from flashgen.compiler.machine_code import Compilers, Job
 from flashgen.compiler.verification import CaseResult, Verification
 from flashgen.errors import (
@@ -151,14 +155,76 @@ def test_module_works_without_flashgen(
 def test_a_second_build_overwrites(
     built: BuildResult, small: AttentionSpec, tmp_path: Path
 ) -> None:
-    (tmp_path / "small.py").write_text("old")
+    shutil.copytree(built.out, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "small.py").write_text("edited")
     (tmp_path / "notes.txt").write_text("mine")
     result = build(small, tmp_path, target=TARGET, verify=False)
     assert result.module.read_text() == built.module.read_text()
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert json.loads(result.manifest.read_text())["verified"] is False
     assert "Not verified" in result.report.read_text()
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    assert {p.name for p in tmp_path.iterdir()} == {*result.files, "manifest.json", "notes.txt"}
+
+
+def test_a_build_for_another_target_leaves_nothing_of_the_first(
+    built: BuildResult, small: AttentionSpec, tmp_path: Path
+) -> None:
+    shutil.copytree(built.out, tmp_path, dirs_exist_ok=True)
+    mine = {"small.other.cubin": "a file of another name", "sub/small.py": "and another folder"}
+    (tmp_path / "sub").mkdir()
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    result = build(small, tmp_path, target="amd-mi300x", verify=False)
+    there = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert there == {*result.files, "manifest.json", *mine}
+    assert not list(tmp_path.glob("small.loop*.cubin"))
+
+
+@pytest.mark.parametrize("name", ["small.py", "report.md", "manifest.json"])
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_files_of_somebody_else_are_not_overwritten(
+    name: str, kind: str, small: AttentionSpec, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    path = tmp_path / name
+    if kind == "file":
+        path.write_text('{"name": "an extension", "files": {}}')
+    elif kind == "link":
+        path.symlink_to("nowhere")
+    else:
+        path.mkdir()
+    with pytest.raises(FlashgenError) as found:
+        build(small, tmp_path, target=TARGET)
+    golden(
+        f"errors/argument-out-foreign-{name}.txt", str(found.value).replace(str(tmp_path), "DIR")
+    )
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_has_one_build(
+    built: BuildResult, small: AttentionSpec, golden: Callable[[str, str], None]
+) -> None:
+    before = {path.name: path.read_bytes() for path in built.out.iterdir()}
+    with pytest.raises(FlashgenError) as found:
+        build(small.replace(name="other"), built.out, target=TARGET)
+    golden("errors/argument-out-other.txt", str(found.value).replace(str(built.out), "DIR"))
+    assert {path.name: path.read_bytes() for path in built.out.iterdir()} == before
+
+
+def test_a_manifest_names_no_file_outside_its_folder(built: BuildResult, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("kept")
+    inner = tmp_path / "out"
+    shutil.copytree(built.out, inner)
+    manifest = json.loads((inner / "manifest.json").read_text())
+    manifest["files"] |= {"../outside.txt": "", str(outside): "", "..": "", "": ""}
+    (inner / "manifest.json").write_text(json.dumps(manifest))
+    assert Folder.opened(inner).listed == set(built.files)
+
+
+def test_an_interrupted_build_can_be_built_again(built: BuildResult, tmp_path: Path) -> None:
+    shutil.copytree(built.out, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "manifest.json").unlink()
+    Folder.opened(tmp_path).check("small", "small.py")
 
 
 def test_backward_is_reported_as_not_served(small: AttentionSpec, tmp_path: Path) -> None:
@@ -202,9 +268,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> tuple[int, str]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(building.tempfile, "mkstemp", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
     with pytest.raises(FlashgenError, match="No space left on device"):
-        building._write(tmp_path / "small.py", b"text")
+        write(tmp_path / "small.py", b"text")
     assert not list(tmp_path.iterdir())
 
 
