@@ -117,7 +117,7 @@ def _manifest(path: Path) -> tuple[str, frozenset[str]] | None:
     if not isinstance(name, str) or not isinstance(files, dict):
         return None
     # Only what lies in the folder itself: names are removed, so none may lead out of it.
-    return name, frozenset(file for file in files if Path(file).name == file != "..")
+    return name, frozenset(file for file in files if file and Path(file).name == file != "..")
 
 
 def _exists(path: Path) -> bool:
