@@ -175,6 +175,60 @@ def visits(
     return Visits(tiles, first_visits)
 
 
+@dataclass(frozen=True)
+class Walks:
+    """The walk of each query tile, per batch and query head: key tiles visited, and full ones."""
+
+    tiles: Array
+    full: Array
+
+    @property
+    def total(self) -> int:
+        return int(self.tiles.sum())
+
+    @property
+    def mean(self) -> float:
+        return float(self.tiles.mean()) if len(self.tiles) else 0.0
+
+    @property
+    def longest(self) -> int:
+        return int(self.tiles.max(initial=0))
+
+    @property
+    def partial_share(self) -> float:
+        """Of the visited key tiles, those that need mask code: 0 to 1."""
+        return 1 - float(self.full.sum()) / self.total if self.total else 0.0
+
+
+def walks(
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    inputs: Inputs | None = None,
+    *,
+    batch: int = 0,
+    q_head: int = 0,
+) -> Walks:
+    """How many key tiles each query tile visits in one batch and query head.
+
+    >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
+    >>> found = walks(spec, Shape(1, 1, 1, 256, 256), 64, 64)
+    >>> found.tiles.tolist(), found.full.tolist()
+    ([1, 2, 3, 4], [0, 1, 2, 3])
+    """
+    place = _Place.of(spec, shape, inputs, batch, q_head)
+    first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
+    tiles, full = np.zeros_like(first), np.zeros_like(first)
+    for lo, hi in _key_tile_ranges(place, first, block_m, block_n):
+        tiles += np.maximum(hi - lo, 0)
+    last = np.minimum(first + block_m, place.q_len) - 1
+    for span in visibility(spec).spans:
+        for begin, end in place.full_ranges(span, first, last):
+            full += np.maximum(end // block_n - -(-begin // block_n), 0)
+    return Walks(tiles, np.minimum(full, tiles))
+
+
 def _key_tile_ranges(
     place: _Place, first: Array, block_m: int, block_n: int
 ) -> Iterator[tuple[Array, Array]]:
