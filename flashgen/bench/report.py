@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flashgen.bench.cases import GROUPS, MASK_GROUPS, PLAIN
+from flashgen.bench.counters_report import counters_line, counters_parts
+from flashgen.bench.markdown import number, table
 from flashgen.bench.record import COPY, CaseRecord, Record, Result, matmul_name
+from flashgen.bench.schedules_report import schedules_line, schedules_parts
 from flashgen.bench.summary import geometric_mean
 
 FLASHGEN = "flashgen"
@@ -17,6 +20,8 @@ TITLES = {
     "specs": "Every shipped spec",
     "flex": "flashgen, FlexAttention and SDPA",
     "dispatch": "Host time of a call, and waiting times",
+    "schedules": "Schedules, measured and predicted",
+    "counters": "Bytes, predicted and counted",
 }
 METHOD = (
     "Times are medians of device time per call over bursts of at most 20 ms after idle pauses, in "
@@ -31,11 +36,17 @@ RatioOf = Callable[[CaseRecord], float | None]
 
 def render(record: Record) -> str:
     """The record as Markdown."""
-    body = {"specs": _specs, "flex": _flex, "dispatch": _dispatch}[record.suite](record)
+    body = {
+        "specs": _specs,
+        "flex": _flex,
+        "dispatch": _dispatch,
+        "schedules": schedules_parts,
+        "counters": counters_parts,
+    }[record.suite](record)
     parts = [
         f"# {TITLES[record.suite]}: {record.environment.get('gpu', record.target)}",
         _provenance(record),
-        *([METHOD] if record.suite != "dispatch" else []),
+        *([METHOD] if record.suite in ("specs", "flex") else []),
         *body,
         *_left_out(record),
     ]
@@ -47,13 +58,17 @@ def progress_line(case: CaseRecord) -> str:
     if case.group == "startup":
         texts = [f"{start} {_first_result(case.facts.get(start))}" for start in ("cold", "warm")]
         return f"{case.id}: {', '.join(texts)}"
+    if "schedules" in case.facts:
+        return schedules_line(case)
+    if "cold" in case.facts:
+        return counters_line(case)
     cells = []
     for result in case.results:
         if result.error is not None or result.ms is None:
             cells.append(f"{result.name} {result.error or 'not timed'}")
             continue
         rate = case.tflops(result.name)
-        speed = f" {_number(rate)} TFLOP/s" if rate else ""
+        speed = f" {number(rate)} TFLOP/s" if rate else ""
         cells.append(f"{result.name} {_us(result.ms.median)} us{speed}")
     return f"{case.id}: {'; '.join(cells)}"
 
@@ -72,7 +87,7 @@ def _provenance(record: Record) -> str:
     ]
     if record.ceilings:
         rates = (
-            f"{ceiling.name} {' and '.join(map(_number, ceiling.values))} {ceiling.unit}"
+            f"{ceiling.name} {' and '.join(map(number, ceiling.values))} {ceiling.unit}"
             for ceiling in record.ceilings
         )
         what = "8192³ matmul; copy, read + written"
@@ -122,20 +137,8 @@ def _faults(result: Result) -> list[str]:
     return found
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _number(value: float) -> str:
-    """Three or four digits, without an exponent."""
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
 def _us(ms: float) -> str:
-    return _number(1e3 * ms)
+    return number(1e3 * ms)
 
 
 def _time(result: Result | None) -> str:
@@ -152,7 +155,7 @@ def _rate(case: CaseRecord, name: str) -> str:
     if result is None:
         return ""
     rate = case.tflops(name)
-    return "failed" if rate is None else _number(rate)
+    return "failed" if rate is None else number(rate)
 
 
 def _ratio(case: CaseRecord, ours: str, theirs: str) -> float | None:
@@ -186,7 +189,7 @@ def _flex(record: Record) -> list[str]:
             "case", FLASHGEN, *PLAIN_PEERS, "flashgen us", "flex us",
             *(f"flashgen / {name}" for name in PLAIN_PEERS),
         ]  # fmt: skip
-        parts.append(f"## Plain attention, TFLOP/s\n\n{_table(header, rows)}")
+        parts.append(f"## Plain attention, TFLOP/s\n\n{table(header, rows)}")
     if variants:
         rows = [
             [
@@ -212,7 +215,7 @@ def _flex(record: Record) -> list[str]:
             "before each one, as a new batch needs it (`create_block_mask`, eager or compiled, "
             "whichever was faster)."
         )
-        parts.append(f"## Variants\n\n{note}\n\n{_table(header, rows)}")
+        parts.append(f"## Variants\n\n{note}\n\n{table(header, rows)}")
     parts.append(f"## Error against fp64\n\n{_errors(record)}")
     return parts
 
@@ -234,7 +237,7 @@ def _means(record: Record) -> str:
     for title, cases in (*((g, by_group[g]) for g in GROUPS[1:]), (", ".join(MASK_GROUPS), masked)):
         rows.append(_mean_row(f"{title}: kernel / flex kernel", cases, _ratio_to(FLEX)))
         rows.append(_mean_row(f"{title}: call / flex call with its mask", cases, with_mask_ratio))
-    return _table(["group", "speed ratio", "lowest", "highest", "cases"], rows)
+    return table(["group", "speed ratio", "lowest", "highest", "cases"], rows)
 
 
 def _ratio_to(peer: str) -> RatioOf:
@@ -280,7 +283,7 @@ def _errors(record: Record) -> str:
         "over the bound",
         "poisoned",
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 # ---- suite specs ---------------------------------------------------------------------------------
@@ -313,11 +316,11 @@ def _specs(record: Record) -> list[str]:
                 _verdict(case),
                 _time(case.result(FLASHGEN)),
                 _rate(case, FLASHGEN),
-                _number(1e-9 * case.dram_bytes / median) if median else "",
+                number(1e-9 * case.dram_bytes / median) if median else "",
                 f"{rate / ceiling:.0%}" if rate and ceiling else "",
-                f"{_number(floor)} ({limit})" if floor else "",
+                f"{number(floor)} ({limit})" if floor else "",
                 f"{share:.0%}" if share else "",
-                _number(catalogue) if catalogue else "",
+                number(catalogue) if catalogue else "",
                 "" if beyond is None else str(beyond),
                 str(case.facts.get("schedule", "")),
             ]
@@ -327,7 +330,7 @@ def _specs(record: Record) -> list[str]:
         "floor us", "of floor", "catalogue floor us", "beyond output, bytes", "default schedule",
     ]  # fmt: skip
     return [
-        f"## Times\n\n{note}\n\n{_table(header, rows)}",
+        f"## Times\n\n{note}\n\n{table(header, rows)}",
         f"## Error against fp64\n\n{_errors(record)}",
     ]
 
@@ -370,8 +373,8 @@ def _dispatch(record: Record) -> list[str]:
             "output included; `sdpa` is torch's attention without the mask. Medians over batches "
             "of calls, taking turns."
         )
-        table = _table(["case", *names], rows)
-        parts.append(f"## Host time of a repeated call\n\n{note}\n\n{table}")
+        times = table(["case", *names], rows)
+        parts.append(f"## Host time of a repeated call\n\n{note}\n\n{times}")
     for case in starts:
         parts.append(f"## Waiting for the first result: {case.spec}\n\n{_startup(case)}")
     return parts
@@ -380,7 +383,8 @@ def _dispatch(record: Record) -> list[str]:
 def _startup(case: CaseRecord) -> str:
     """Steps of a cold and of a warm process, side by side."""
     found: dict[str, Mapping[str, float]] = {}
-    notes = []
+    known = case.facts.get("bytecode")
+    notes = [f"- bytecode: {known}"] if known else []
     for start in ("cold", "warm"):
         fact = case.facts.get(start) or {}
         if "error" in fact:
@@ -394,8 +398,8 @@ def _startup(case: CaseRecord) -> str:
         [step, *(f"{times[step]:.3f}" if step in times else "" for times in found.values())]
         for step in steps
     ]
-    table = _table(["step, s", *(f"{start} caches" for start in found)], rows)
-    return f"{table}\n\n" + "\n".join(notes)
+    seconds = table(["step, s", *(f"{start} caches" for start in found)], rows)
+    return f"{seconds}\n\n" + "\n".join(notes)
 
 
 def _first_result(fact: Mapping[str, object] | None) -> str:

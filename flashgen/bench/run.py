@@ -74,15 +74,15 @@ class Run:
         self.save()
 
     def save(self) -> None:
-        """Write the record and its table, each whole or not at all."""
+        """Write the record, then its table, each whole or not at all."""
         self.record = replace(self.record, seconds=round(self.seconds, 1))
         if self.out is None:
             return
         folder = self.out / self.record.target
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix, text in ((".json", self.record.to_json()), (".md", render(self.record))):
+        for suffix, write in ((".json", Record.to_json), (".md", render)):
             temporary = folder / f".{self.record.suite}{suffix}.partial"
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(write(self.record), encoding="utf-8")
             temporary.replace(folder / f"{self.record.suite}{suffix}")
 
 

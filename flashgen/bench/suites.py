@@ -16,19 +16,27 @@ from triton import knobs
 from flashgen.bench.ceilings import measure_ceilings
 from flashgen.bench.clock import CudaClock
 from flashgen.bench.contest import DeviceLostError
+from flashgen.bench.counters_suite import run_counters
 from flashgen.bench.dispatch_suite import run_dispatch
 from flashgen.bench.environment import environment
 from flashgen.bench.flex_suite import flex_tasks, run_flex, wanted_cases
 from flashgen.bench.preparation import Outcome, Task, prepare
 from flashgen.bench.record import Record
 from flashgen.bench.run import Run, Say, now
+from flashgen.bench.schedules_suite import run_schedules
 from flashgen.bench.specs_suite import run_specs, spec_tasks
 from flashgen.bench.timing import Clock
 from flashgen.compiler.choose import target_of
 from flashgen.errors import TargetError
 
-BUDGETS_S = {"specs": 240.0, "flex": 420.0, "dispatch": 180.0}
-CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",), "dispatch": ()}
+BUDGETS_S = {
+    "specs": 240.0,
+    "flex": 420.0,
+    "dispatch": 180.0,
+    "schedules": 240.0,
+    "counters": 240.0,
+}
+CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",)}
 PREPARATION_SHARE = 0.45  # of the budget
 
 
@@ -105,6 +113,10 @@ def run_all(
             run_flex(run, clock, device, l2_bytes, prepared)
         elif suite == "specs":
             run_specs(run, clock, device, l2_bytes, verify=request.verify, prepared=prepared)
+        elif suite == "schedules":
+            run_schedules(run, clock, device, l2_bytes)
+        elif suite == "counters":
+            run_counters(run, device)
         else:
             run_dispatch(run, device)
         run.save()
@@ -145,12 +157,12 @@ def tasks_of(runs: Mapping[str, Run], *, verify: bool) -> list[Task]:
 
 def read_ceilings(runs: Mapping[str, Run], clock: Clock, device: torch.device) -> None:
     """Measure each ceiling once, for all suites."""
-    dtypes = dict.fromkeys(dtype for suite in runs for dtype in CEILINGS[suite])
+    dtypes = dict.fromkeys(dtype for suite in runs for dtype in CEILINGS.get(suite, ()))
     if not dtypes:
         return
     found = measure_ceilings(dtypes, clock, device)
     for suite, run in runs.items():
-        if CEILINGS[suite]:
+        if suite in CEILINGS:
             run.add_ceilings(found)
 
 

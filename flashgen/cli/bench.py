@@ -21,13 +21,16 @@ class Suite(str, Enum):
     SPECS = "specs"
     FLEX = "flex"
     DISPATCH = "dispatch"
+    SCHEDULES = "schedules"
+    COUNTERS = "counters"
 
 
 def bench(
     suite: Annotated[
         list[Suite] | None,
         typer.Option(
-            help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time. "
+            help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time; "
+            "schedules, counters: what models of time and of bytes are held against. "
             "Repeatable: several are one run. [default: specs]"
         ),
     ] = None,

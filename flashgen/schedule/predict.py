@@ -1,0 +1,325 @@
+"""How long a launch takes, estimated well enough to rank schedules: a roofline with its losses.
+
+A program's walk is a chain: multiply, softmax, multiply, rescale, and what the loop itself costs;
+the sum is the latency L of one key tile. An SM that holds p programs overlaps their chains until
+one of its units is busy all the time: with R the longest time that a tile keeps one unit busy, p
+tiles take L + (p - 1)·R (the bound of a closed queue whose customers do not wait for each other
+more than they must). From there, programs fill the SMs wave by wave, the last one perhaps not
+full, and the whole cannot be faster than its bytes from device memory.
+
+Cycles are those of the clock that the target's rates were stated for. `Costs` holds what is not in
+the catalogue; its numbers were fitted to times measured on an H200 (`benchmarks/nvidia-h200`), and
+stand for other GPUs until those are measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import sympy as sp
+
+from flashgen.passes.count import Inputs, Walks, visible_pairs, visits, walks
+from flashgen.problem import Problem
+from flashgen.schedule.budget import Budget, MatmulUnit, budget_for
+from flashgen.schedule.dram import dram_bytes_model, grid_programs
+from flashgen.schedule.model import Schedule
+from flashgen.schedule.roofline import matmul_rate
+from flashgen.schedule.space import programs_per_sm, regs_limit
+from flashgen.spec.model import Shape
+from flashgen.spec.symbolic import score_expression
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles and rates that no catalogue has. Rates are per cycle and SM."""
+
+    launch_us: float = 2.5
+    program: float = 3000.0  # addresses, the first tiles on their way, the output stored
+    step: float = 300.0  # barriers and waiting for copies and matmuls, for each key tile
+    lonely: float = 1.3  # softmax of 4 warps: one a scheduler, nothing to switch to
+    exps: float = 16.0
+    instructions: float = 128.0
+    softmax: float = 3.0  # instructions a score beside its exponential
+    mask: float = 6.0  # instructions a score of a partial tile
+    l2_bytes: float = 40.0
+    smem_bytes: float = 128.0
+    load_latency: float = 900.0
+    exchange: float = 250.0  # probabilities or row sums change hands between warps
+    spilled_bytes: float = 32.0
+    mma_share: float = 0.6  # of the wgmma rate, by warp-level instructions on sm_90
+    memory_share: float = 0.87  # of the catalogue's bandwidth
+
+
+COSTS = Costs()
+TRANSCENDENTAL = (sp.exp, sp.log, sp.tanh)
+WGMMA_ROWS, MMA_ROWS, MMA_DEPTH = 64, 16, 16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the compiler said of a kernel, where it was compiled: better than an estimate."""
+
+    regs_per_thread: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One key tile of one program, in cycles: its parts, and what is left when it runs alone.
+
+    `matmul`, `softmax`, `rescale`, `copy` keep a unit busy; `waiting` keeps none.
+    """
+
+    matmul: float
+    softmax: float
+    rescale: float
+    copy: float
+    waiting: float
+
+    @property
+    def latency(self) -> float:
+        """Of the chain; copies run beside it."""
+        return self.matmul + self.softmax + self.rescale + self.waiting
+
+    @property
+    def busiest(self) -> float:
+        """The longest time that one unit is busy."""
+        return max(self.matmul, self.softmax + self.rescale, self.copy)
+
+    def rounds(self, programs: int) -> float:
+        """Cycles in which each of `programs` on one SM is done with one key tile."""
+        return self.latency + (programs - 1) * self.busiest
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A launch's time and where it goes.
+
+    per_sm: programs that an SM holds; waves: how often all SMs are filled; compute_us: of the walks
+    on the SMs; memory_us: of the bytes from device memory; launch_us on top of the longer of them.
+    """
+
+    step: Step
+    per_sm: int
+    programs: int
+    waves: float
+    compute_us: float
+    memory_us: float
+    launch_us: float
+
+    @property
+    def time_us(self) -> float:
+        """Both at once are a little slower than the longer of them."""
+        longer = max(self.compute_us, self.memory_us)
+        shorter = min(self.compute_us, self.memory_us)
+        if not longer:
+            return self.launch_us
+        return self.launch_us + longer * (1 + (shorter / longer) ** 4) ** 0.25
+
+    @property
+    def bound(self) -> str:
+        return "compute" if self.compute_us >= self.memory_us else "memory"
+
+
+def predicted_time_us(
+    problem: Problem, schedule: Schedule, shape: Shape, *, machine: Machine | None = None
+) -> float:
+    """Microseconds of one launch, for ranking schedules: see the module for what is in it."""
+    return predict(problem, schedule, shape, machine=machine).time_us
+
+
+def predict(
+    problem: Problem,
+    schedule: Schedule,
+    shape: Shape,
+    *,
+    inputs: Inputs | None = None,
+    machine: Machine | None = None,
+    costs: Costs = COSTS,
+) -> Prediction:
+    """The prediction with its parts; inputs: what the mask reads, where it is known."""
+    needs = budget_for(problem, schedule)
+    walked = walks(problem.spec, shape, schedule.block_m, schedule.block_n, inputs)
+    seen = visits(
+        problem.spec,
+        shape,
+        schedule.block_m,
+        schedule.block_n,
+        inputs,
+        num_kv_splits=schedule.splits,
+    )
+    figures = needs.figures(
+        schedule,
+        shape,
+        visited_tiles=seen.tiles,
+        visible_pairs=visible_pairs(problem.spec, shape, inputs),
+        first_visits=seen.first_visits,
+    )
+    dram = dram_bytes_model(problem, schedule, shape, figures, visited_tiles=seen.tiles)
+    heads = shape.batch * shape.q_heads
+    moved = figures.tile_traffic_bytes / max(1, heads * seen.tiles)
+    step = _step(needs, schedule, walked, moved, machine, costs)
+    per_sm = _per_sm(problem, schedule, machine)
+    programs = grid_programs(schedule, shape)
+    cycles, waves = _makespan(problem, schedule, walked, programs, per_sm, step, costs)
+    target = problem.target
+    return Prediction(
+        step=step,
+        per_sm=per_sm,
+        programs=programs,
+        waves=waves,
+        compute_us=1e6 * cycles / target.clock_hz,
+        memory_us=1e6 * dram.total_bytes / (costs.memory_share * target.dram_bytes_per_s),
+        launch_us=costs.launch_us * len((needs.graph, *needs.others)),
+    )
+
+
+# **** one key tile ****
+
+
+def _step(
+    needs: Budget,
+    schedule: Schedule,
+    walked: Walks,
+    moved: float,
+    machine: Machine | None,
+    costs: Costs,
+) -> Step:
+    unit, warps = needs.unit(schedule), schedule.num_warps
+    scores = schedule.block_m * schedule.block_n
+    alone = costs.lonely if warps <= 4 else 1.0
+    exps, instructions = _score_work(needs.problem)
+    instructions += costs.softmax + costs.mask * walked.partial_share
+    softmax = scores * (exps / costs.exps + instructions / costs.instructions)
+    matmul = _matmul_cycles(needs.problem, schedule, unit, costs)
+    rescale = schedule.block_m * needs.problem.head_dim_v_padded / costs.instructions
+    copy = moved / costs.l2_bytes
+    waiting = costs.step + _exchange(needs.problem, schedule, unit, costs)
+    waiting += (alone - 1) * softmax
+    waiting += _spill_cycles(needs, schedule, machine, costs)
+    chain = matmul + softmax + rescale + waiting
+    return Step(
+        matmul=matmul,
+        softmax=softmax,
+        rescale=rescale,
+        copy=copy,
+        waiting=waiting + _exposed(schedule.num_stages, chain, copy, costs),
+    )
+
+
+def _score_work(problem: Problem) -> tuple[float, float]:
+    """(exponentials and the like, other instructions) of a score, the softmax's own included."""
+    score = score_expression(problem.spec)
+    functions = [f for f in sp.preorder_traversal(score) if isinstance(f, TRANSCENDENTAL)]
+    # tanh is an exponential and a division.
+    slow = sum(2 if isinstance(f, sp.tanh) else 1 for f in functions)
+    return 1.0 + slow, float(sp.count_ops(score))
+
+
+def _matmul_cycles(problem: Problem, schedule: Schedule, unit: MatmulUnit, costs: Costs) -> float:
+    """Both matmuls, with what small tiles cost: operands come from shared memory."""
+    target, bytes_ = problem.target, problem.kv_elem_bytes
+    rate = matmul_rate(target, problem.spec.dtype.q) / target.sm_count / target.clock_hz
+    block_m, block_n = schedule.block_m, schedule.block_n
+    dims = (problem.head_dim_qk_padded, problem.head_dim_v_padded)
+    flops = 2.0 * block_m * block_n * sum(dims)
+    if unit in ("fma", "mfma"):
+        return flops / rate
+    if unit in ("wgmma", "tcgen05"):
+        # Each instruction of 64 rows reads its part of q and all of k, of v only v.
+        groups = max(1.0, schedule.num_warps / 4 / (block_m / WGMMA_ROWS))
+        row_tiles = max(1.0, block_m / WGMMA_ROWS)
+        reads_q = groups * block_m * dims[0] * bytes_ / costs.smem_bytes
+        reads_k = row_tiles * block_n * dims[0] * bytes_ / costs.smem_bytes
+        first = max(2.0 * block_m * block_n * dims[0] / rate, reads_q + reads_k)
+        reads_v = row_tiles * block_n * dims[1] * bytes_ / costs.smem_bytes
+        return first + max(2.0 * block_m * block_n * dims[1] / rate, reads_v)
+    # Each warp reads the columns that it multiplies with its 16 rows.
+    along_m = min(schedule.num_warps, max(1, block_m // MMA_ROWS))
+    along_n = schedule.num_warps / along_m
+    reads = along_m * block_n * sum(dims) * bytes_ + along_n * block_m * dims[0] * bytes_
+    return max(flops / rate / costs.mma_share, reads / costs.smem_bytes)
+
+
+def _exchange(problem: Problem, schedule: Schedule, unit: MatmulUnit, costs: Costs) -> float:
+    """Where warps share rows, row sums and probabilities pass through shared memory."""
+    rows = schedule.num_warps * MMA_ROWS
+    if unit == "fma" or rows <= schedule.block_m:
+        return 0.0
+    return costs.exchange
+
+
+def _exposed(num_stages: int, chain: float, copy: float, costs: Costs) -> float:
+    """Cycles in which a program waits for its next tiles: they are asked for some tiles ahead."""
+    if num_stages <= 1:
+        return 2 * costs.load_latency + copy
+    return max(0.0, costs.load_latency + copy - (num_stages - 1) * chain)
+
+
+def _spill_cycles(
+    needs: Budget, schedule: Schedule, machine: Machine | None, costs: Costs
+) -> float:
+    """Registers that do not fit are stored and loaded again, once a key tile."""
+    threads = schedule.num_warps * needs.problem.target.warp_size
+    if machine is not None:
+        spilled = float(machine.spill_bytes)
+    else:
+        wanted = needs.regs_per_thread_of(schedule) + _BESIDE_TILES[needs.unit(schedule)]
+        spilled = 4.0 * max(0, wanted - regs_limit(schedule, needs.problem))
+    return 2 * spilled * threads / costs.spilled_bytes
+
+
+# Registers beside those of tiles from which on kernels were seen to spill.
+_BESIDE_TILES: dict[MatmulUnit, int] = {
+    "wgmma": 90,
+    "tcgen05": 90,
+    "mma": 110,
+    "mfma": 80,
+    "fma": 60,
+}
+
+
+# **** the grid ****
+
+
+def _per_sm(problem: Problem, schedule: Schedule, machine: Machine | None) -> int:
+    """Programs that an SM holds; with the compiler's registers where they are known."""
+    found = dict(programs_per_sm(schedule, problem))
+    if machine is not None:
+        threads = schedule.num_warps * problem.target.warp_size
+        given = 8 * math.ceil(machine.regs_per_thread / 8)
+        found["registers"] = problem.target.regs_per_sm // (threads * given)
+    return max(1, min(found.values()))
+
+
+def _makespan(
+    problem: Problem,
+    schedule: Schedule,
+    walked: Walks,
+    programs: int,
+    per_sm: int,
+    step: Step,
+    costs: Costs,
+) -> tuple[float, float]:
+    """(cycles, waves) from the first program to the last."""
+    sms = problem.target.sm_count
+    if not programs:
+        return 0.0, 0.0
+    mean, longest = walked.mean, float(walked.longest)
+    if schedule.loop_order == "flash1":
+        mean = longest = walked.total / schedule.splits
+
+    def duration(tiles: float, at_once: int) -> float:
+        return costs.program + tiles * step.rounds(at_once)
+
+    waves = programs / (sms * per_sm)
+    full, rest = divmod(programs, sms * per_sm)
+    last = math.ceil(rest / sms)
+    if longest <= 1.02 * mean:
+        return full * duration(mean, per_sm) + (duration(mean, last) if last else 0.0), waves
+    if not full:
+        return duration(longest, last), waves
+    # Programs of different lengths leave no waves; heavy ones start first, light ones fill the end.
+    spread = waves * duration(mean, per_sm) + 0.25 * duration(mean, per_sm)
+    return max(spread, duration(longest, per_sm)), waves

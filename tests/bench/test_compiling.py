@@ -1,0 +1,70 @@
+"""Many schedules compiled ahead: outcomes of all, also of those that the compiler refuses."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from flashgen.bench import compiling
+from flashgen.bench.compiling import Compiled, Compiling, Job
+from flashgen.schedule.model import Schedule
+from flashgen.spec.model import AttentionSpec
+from flashgen.target import get_target
+
+TARGET = get_target("nvidia-h200")
+SPEC = AttentionSpec(name="ahead", head_dim=16, dtype="fp16", mask=["causal"])
+TILE = Schedule(block_m=16, block_n=32, num_warps=4, num_stages=2)
+TOO_LARGE = Schedule(block_m=256, block_n=256, num_warps=4, num_stages=4)
+
+
+@pytest.fixture
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "flashgen"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    return tmp_path
+
+
+def test_what_compiles_is_in_the_caches_and_what_does_not_says_why(own_caches: Path) -> None:
+    jobs = [Job(SPEC, TARGET, TILE), Job(SPEC, TARGET, TOO_LARGE)]
+    with Compiling(jobs) as compiling_:
+        found = compiling_.wait_for(jobs, time.monotonic() + 120)
+    good, bad = (found[job] for job in jobs)
+    assert good.error is None
+    assert good.smem_bytes is not None and good.smem_bytes > 0
+    assert good.regs_per_thread is not None and good.regs_per_thread > 16
+    assert good.facts["spill_bytes"] == 0
+    assert "error" not in good.facts
+    assert bad.error is not None
+    assert "ScheduleError" in bad.error
+    assert list((own_caches / "triton").iterdir())
+    assert len(list((own_caches / "flashgen" / "kernels").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("own_caches")
+def test_waiting_ends_at_its_time_and_asking_twice_is_one_job() -> None:
+    job = Job(SPEC, TARGET, TILE)
+    with Compiling([job, job]) as compiling_:
+        assert compiling_.jobs == (job,)
+        assert compiling_.wait_for([job], time.monotonic()) == {
+            job: Compiled(0.0, error="not compiled in time")
+        }
+
+
+@pytest.mark.usefixtures("own_caches")
+def test_a_job_that_takes_too_long_is_an_outcome() -> None:
+    job = Job(SPEC, TARGET, TILE)
+    with Compiling([job], limit_s=0.001) as compiling_:
+        (found,) = compiling_.wait_for([job], time.monotonic() + 120).values()
+    assert found.error == "compiling took over 0.001 s"
+
+
+def test_a_helper_that_ends_early_leaves_its_jobs_without_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiling, "_PROGRAM", "raise SystemExit(3)")
+    job = Job(SPEC, TARGET, TILE)
+    with Compiling([job]) as compiling_:
+        (found,) = compiling_.wait_for([job], time.monotonic() + 60).values()
+    assert found.error == "the compiling process ended early"
