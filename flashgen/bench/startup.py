@@ -2,7 +2,8 @@
 
 Prints one line of JSON: the seconds of each step from torch's import to the first result, and which
 heavy modules flashgen itself brought in. Whether the start is cold or warm is decided by the caches
-that the environment points to (FLASHGEN_CACHE_DIR, TRITON_CACHE_DIR).
+that the environment points to (FLASHGEN_CACHE_DIR, TRITON_CACHE_DIR), and whether Python compiles
+what it imports by PYTHONPYCACHEPREFIX.
 """
 
 from __future__ import annotations

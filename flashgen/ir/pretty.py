@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import networkx as nx
-
 from flashgen.ir.graph import TileGraph
 from flashgen.ir.ops import Matmul, Op, Shape, Tensor, Tile
 
@@ -51,6 +49,8 @@ def _shape(shape: Shape) -> str:
 
 def _phases(graph: TileGraph) -> list[tuple[int, str, list[Op]]]:
     """Operations grouped as they run: before the inner loop, inside it, after it."""
+    import networkx as nx  # a kernel is planned without it
+
     body = [op for op in graph.ordered if not isinstance(op, Tensor)]
     inner = {op.name for op in body if op.level > 0}
     after = {name for op in inner for name in nx.descendants(graph.nx, op)} - inner

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import networkx as nx
 import sympy as sp
 
 from flashgen.ir import ops, symbols
@@ -114,8 +113,8 @@ def _edges_complete(graph: TileGraph) -> Iterator[Fault]:
             before = made.setdefault(tile.name, (edge.producer, tile))
             if before != (edge.producer, tile):
                 yield edge.producer, f"makes {tile.name}, which {before[0]} makes too"
-    if not nx.is_directed_acyclic_graph(graph.nx):
-        yield nx.find_cycle(graph.nx)[0][0], "depends on its own result"
+    if graph.cycle:
+        yield graph.cycle[0], "depends on its own result"
 
 
 def _ops_legal(graph: TileGraph) -> Iterator[Fault]:

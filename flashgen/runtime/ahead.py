@@ -21,6 +21,7 @@ from flashgen.errors import CompileError, TargetError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import Schedule
+from flashgen.spec.model import AttentionSpec
 from flashgen.target import Target
 
 # What Triton's launcher types are called in a signature.
@@ -60,7 +61,7 @@ def compile_ahead(
     kernel = getattr(module, entry)
     constants: dict[str, int] = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
     launch = {n: v for n, v in options.items() if not n.isupper()}
-    signature = {p.name: _parameter_type(p, pointers) for p in kernel.params}
+    signature = {p.name: parameter_type(p, pointers) for p in kernel.params}
     constexprs: dict[tuple[int, ...], int] = {
         (kernel.arg_names.index(name),): value for name, value in constants.items()
     }
@@ -85,7 +86,8 @@ def _attributes(constexprs: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ..
     return {place: [] for place in constexprs} if (major, minor) >= (3, 7) else {}
 
 
-def _parameter_type(parameter: Any, pointers: Mapping[str, str]) -> str:
+def parameter_type(parameter: Any, pointers: Mapping[str, str]) -> str:
+    """What Triton calls the type of a kernel's parameter in a signature."""
     if parameter.is_constexpr:
         return "constexpr"
     if parameter.name in pointers:
@@ -161,7 +163,11 @@ def compile_schedule(
 
 def pointer_types(problem: Problem) -> Mapping[str, str]:
     """Triton's type of each pointer parameter, for compiling without tensors."""
-    spec = problem.spec
+    return pointer_types_of(problem.spec)
+
+
+def pointer_types_of(spec: AttentionSpec) -> Mapping[str, str]:
+    """`pointer_types` of any problem with this spec: the target has no part in them."""
     kinds = {"q": spec.dtype.q, "k": spec.dtype.kv, "v": spec.dtype.kv, "out": spec.dtype.out}
     kinds |= {"lse": "fp32", "sink": "fp32", "kv_lens": "int32"}
     kinds |= {declared.name: declared.dtype for declared in spec.inputs if declared.shape}

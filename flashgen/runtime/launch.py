@@ -16,6 +16,7 @@ from flashgen.dtypes import get_dtype
 from flashgen.errors import TensorError
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.check import Sizes, check_call
+from flashgen.runtime.launcher import start_building_launchers
 from flashgen.runtime.load import load_module
 from flashgen.runtime.said import say_once
 from flashgen.runtime.warm import start_warming
@@ -118,9 +119,11 @@ class Attention:
             warming = start_warming()
         plan, path = self._plan_for(device)
         module = load_module(path, interpreted=not on_gpu)
+        entries = dict(plan.entries)
         if on_gpu:
             warming.join()
-        entries = dict(plan.entries)
+            kernels = [getattr(module, name) for name in entries.values()]
+            start_building_launchers(kernels, self.spec)
         launches = {
             bucket: (schedule, getattr(module, entries[schedule.kernel]), options(schedule))
             for bucket, schedule in plan.choices
