@@ -163,6 +163,7 @@ def dispatch_record() -> Record:
         facts={
             "cold": {"steps_s": steps, "heavy_modules": ["jinja2", "networkx", "sympy"]},
             "warm": {"steps_s": warm, "heavy_modules": []},
+            "bytecode": "of all packages on disk, as an installer leaves it",
         },
     )
     return record_of("dispatch", [calls, start], ceilings=())

@@ -298,14 +298,17 @@ def test_a_start_has_its_caches_to_itself(monkeypatch: pytest.MonkeyPatch) -> No
         return subprocess.CompletedProcess(command, 0, "a warning\n" + json.dumps(steps), "")
 
     monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     case = dispatch_suite.measure_startup("startup/llama3_8b", "llama3_8b")
-    assert case.facts == {"cold": steps, "warm": steps}
-    (cold, cold_env), (warm, warm_env) = seen
-    assert cold == warm
+    assert case.facts == {"cold": steps, "warm": steps, "bytecode": dispatch_suite.BYTECODE}
+    (untimed, first_env), (cold, cold_env), (warm, warm_env) = seen
+    assert untimed == cold == warm
     assert cold[-1] == "llama3_8b"
     for name in ("FLASHGEN_CACHE_DIR", "TRITON_CACHE_DIR"):
-        assert cold_env[name] == warm_env[name]
+        assert first_env[name] != cold_env[name] == warm_env[name]
         assert not Path(cold_env[name]).exists()  # gone with the run
+    assert len({env["PYTHONPYCACHEPREFIX"] for env in (first_env, cold_env, warm_env)}) == 1
+    assert not any("PYTHONDONTWRITEBYTECODE" in env for env in (first_env, cold_env, warm_env))
 
 
 # ---- the command
