@@ -119,8 +119,10 @@ class BuildResult:
             "returns": ["out", "lse"] if self.plan.has_lse else ["out"],
             "schedules_chosen_by": self.plan.origin,
             "schedules": [
-                {"bucket": bucket.to_dict(), "schedule": schedule.to_dict()}
-                for bucket, schedule in self.plan.choices
+                {"bucket": bucket.to_dict(), "schedule": schedule.to_dict(), "chosen_by": origin}
+                for (bucket, schedule), origin in zip(
+                    self.plan.choices, self.plan.origins, strict=True
+                )
             ],
             "smem_limit_bytes": target.smem_per_block_bytes,
             "shapes": shape_figures(Problem(spec, target), self.plan),
@@ -299,7 +301,7 @@ def _written(
         out=folder.path,
         kernels=tuple(kernels),
         verification=verification,
-        warnings=(*spec.warnings(), *_kernel_warnings(kernels)),
+        warnings=(*spec.warnings(), *plan.notes, *_kernel_warnings(kernels)),
         not_served=("backward",) if spec.backward else (),
         versions=_versions(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,13 @@ from flashgen.compiler.arguments import schedule_argument, spec_argument, target
 from flashgen.errors import NotServedError, TargetError
 from flashgen.fingerprint import fingerprint
 from flashgen.runtime import artifact
+from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.runtime.said import say_once
 from flashgen.schedule.model import Bucket, Schedule, all_buckets
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Paged
 from flashgen.target import TARGETS, Target, get_target, target_from_device_name
+from flashgen.tune.lookup import NOTHING, tables_of
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +82,11 @@ def check_served(spec: AttentionSpec) -> None:
 def plan(
     spec: AttentionSpec, target: Target, *, schedule: Schedule | None = None, has_lse: bool
 ) -> tuple[Plan, Path]:
-    """The generated module for a target, from the disk cache or made now, and its path."""
+    """The generated module for a target, from the disk cache or made now, and its path.
+
+    Tuned configs are looked up here, once a plan, and are part of its key.
+    """
+    tables = tables_of(spec, target) if schedule is None else NOTHING
     key = fingerprint(
         {
             "spec": spec.fingerprint,
@@ -87,20 +94,26 @@ def plan(
             "target": target.id,
             "schedule": schedule and schedule.to_dict(),
             "has_lse": has_lse,
+            "tuned": tables.key,
             "generator": generator_digest(),
         }
     )
 
     def build() -> Plan:
         from flashgen import pipeline
+        from flashgen.compiler.chosen import tuned, untuned
         from flashgen.problem import Problem
 
+        refuse_if_frozen(f"generate {spec.display_name} for {target.id}")
         problem = Problem(spec, target)
-        choices = choose(problem, schedule)
-        origin = "given" if schedule else "default"
-        return pipeline.generate(problem, choices, has_lse=has_lse, origin=origin)
+        found = tuned(problem, tables) if tables.sources else untuned(problem, schedule)
+        made = pipeline.generate(problem, found.choices, has_lse=has_lse, origin=found.origin)
+        return replace(made, origins=found.origins, notes=found.notes)
 
-    return artifact.fetch(spec.display_name, key, build)
+    made, path = artifact.fetch(spec.display_name, key, build)
+    for note in made.notes:
+        say_once(note)
+    return made, path
 
 
 def choose(problem: Problem, schedule: Schedule | None) -> list[tuple[Bucket, Schedule]]:

@@ -21,7 +21,7 @@ from flashgen.fingerprint import fingerprint_text
 from flashgen.runtime.said import say_once
 from flashgen.schedule.model import Bucket, Schedule
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 Choice = tuple[Bucket, Schedule]
 
 
@@ -30,7 +30,8 @@ class Plan:
     """A generated module and the schedule of every shape bucket; all that a call needs.
 
     entries: kernel kind -> kernel name; arguments: keyword arguments beyond q, k, v, in the order
-    of the module's `run`.
+    of the module's `run`; origin, origins: who chose the schedules, in all and of each choice;
+    notes: what is to be said whenever the plan is used.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Plan:
     has_lse: bool
     choices: tuple[Choice, ...]
     origin: str
+    origins: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -55,6 +58,8 @@ class Plan:
                 "arguments": list(self.arguments),
                 "has_lse": self.has_lse,
                 "origin": self.origin,
+                "origins": list(self.origins),
+                "notes": list(self.notes),
                 "choices": [[b.to_dict(), s.to_dict()] for b, s in self.choices],
             },
             indent=1,
@@ -74,6 +79,8 @@ class Plan:
                 for b, s in data["choices"]  # type: ignore[attr-defined]
             ),
             origin=str(data["origin"]),
+            origins=tuple(map(str, data["origins"])),  # type: ignore[call-overload]
+            notes=tuple(map(str, data["notes"])),  # type: ignore[call-overload]
         )
         if data["version"] != PLAN_VERSION or data["module_digest"] != plan.digest:
             raise ValueError("version or digest differs")
