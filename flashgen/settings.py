@@ -4,7 +4,6 @@ FLASHGEN_CACHE_DIR   generated sources, tuning trials and tables (default: the u
 FLASHGEN_CONFIG_DIR  tuned configs that come before all others (default: none)
 FLASHGEN_STORAGE     where tuning trials are kept, as `flashgen tune --storage` (default: the cache)
 FLASHGEN_FROZEN      1: raise where something would be generated, compiled or tuned (default: 0)
-RANK, WORLD_SIZE     which process of a job this is, as torchrun sets them (default: the only one)
 """
 
 from __future__ import annotations
@@ -66,11 +65,3 @@ def storage() -> str | None:
 
 def frozen() -> bool:
     return os.environ.get("FLASHGEN_FROZEN", "0") not in {"", "0"}
-
-
-def job_rank() -> tuple[int, int]:
-    """(rank, number of processes) of the job that this process belongs to; (0, 1): no job."""
-    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
-        return int(rank), int(size)
-    return 0, 1

@@ -24,6 +24,7 @@ from flashgen.tune.toolchain import Device, Toolchain
 SCHEMA_VERSION = 1
 PASSES = ("forward",)
 UNITS = ("TFLOP/s", "GB/s")
+LINE_LENGTH = 190  # a schedule is one line, so that a diff shows it whole
 _T = TypeVar("_T")
 RETUNE = "run `flashgen tune` for this spec again, or delete the file."
 
@@ -365,12 +366,12 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _laid_out(value: object, indent: int) -> str:
-    """JSON with an object of plain values on one line, if it fits in 100 characters."""
+    """JSON with an object of plain values on one line, if it fits in `LINE_LENGTH`."""
     inner = " " * (indent + 1)
     flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if isinstance(value, dict) and value:
         nested = any(isinstance(v, (dict, list)) for v in value.values())
-        if not nested and indent and indent + len(flat) <= 120:
+        if not nested and indent and indent + len(flat) <= LINE_LENGTH:
             return flat
         parts = [f"{json.dumps(k)}: {_laid_out(v, indent + 1)}" for k, v in value.items()]
         return "{\n" + ",\n".join(inner + part for part in parts) + "\n" + " " * indent + "}"
