@@ -152,8 +152,8 @@ def serve() -> None:
             lines.flush()
 
 
-class _TooLongError(Exception):
-    """A job's time is over."""
+class _TooLongError(BaseException):
+    """A job's time is over; not to be caught on the way by whoever catches every Exception."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
