@@ -1,7 +1,7 @@
 """The tile graph: operations joined by edges that carry tiles, with a frozen networkx view.
 
-What every kernel needs of it, order and neighbours, is read from the edges. Importing networkx takes
-a fifth of the time in which a kernel is planned; it is done for the view.
+Order and neighbours, which every kernel needs, are read from the edges. Importing networkx takes a
+fifth of the time in which a kernel is planned; it is done for the view.
 """
 
 from __future__ import annotations
