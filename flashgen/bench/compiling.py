@@ -1,4 +1,4 @@
-"""Many schedules compiled ahead, on all cores, while something else goes on.
+"""Many schedules compiled ahead, on all cores but one, while something else goes on.
 
 A helper process imports what compiling needs, then forks a worker a core: it has no GPU and no
 threads, so that is safe there. Kernels land in the disk caches of flashgen and Triton, where a
@@ -144,12 +144,15 @@ def serve() -> None:
     import flashgen.runtime.ahead  # noqa: F401 -- with triton, once: workers inherit it
 
     jobs, limit_s = pickle.load(sys.stdin.buffer)
-    workers = max(1, min(cores(), len(jobs)))
+    workers = max(1, min(cores() - 1, len(jobs)))  # a core is left to who times meanwhile
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         numbers = {pool.submit(_compile, job, limit_s): n for n, job in enumerate(jobs)}
         for future in as_completed(numbers):
-            lines.write(json.dumps([numbers[future], asdict(future.result())]) + "\n")
-            lines.flush()
+            try:
+                lines.write(json.dumps([numbers[future], asdict(future.result())]) + "\n")
+                lines.flush()
+            except BrokenPipeError:  # whoever asked is gone, perhaps killed
+                os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class _TooLongError(BaseException):

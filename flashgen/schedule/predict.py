@@ -8,7 +8,7 @@ more than they must). From there, programs fill the SMs wave by wave, the last o
 full, and the whole cannot be faster than its bytes from device memory.
 
 Cycles are those of the clock that the target's rates were stated for. `Costs` holds what is not in
-the catalogue; its numbers were fitted to times measured on an H200 (the tiles of `schedule/space.py`,
+the catalogue; its numbers were fitted to times measured on an H200 (tiles of `schedule/space.py`,
 with and without a causal mask: within 12% at head_dim 128 and 256), and stand for other GPUs until
 those are measured.
 """
@@ -266,8 +266,8 @@ def _spill_cycles(
     if machine is not None:
         spilled = float(machine.spill_bytes)
     else:
-        limit = regs_limit(schedule, needs.problem)
-        limit += 0 if schedule.maxnreg is None else costs.thrift
+        thrift = 0.0 if schedule.maxnreg is None else costs.thrift
+        limit = regs_limit(schedule, needs.problem) + thrift
         spilled = 4 * max(0.0, _wanted_regs(needs, schedule) - limit)
     return 2 * spilled * threads / costs.spilled_bytes
 

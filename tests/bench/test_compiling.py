@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -58,6 +60,39 @@ def test_a_job_that_takes_too_long_is_an_outcome() -> None:
     with Compiling([job], limit_s=0.001) as compiling_:
         (found,) = compiling_.wait_for([job], time.monotonic() + 120).values()
     assert found.error == "compiling took over 0.001 s"
+
+
+GONE = """
+import os, sys
+sys.path.insert(0, {folder!r})
+from dataclasses import replace
+from test_compiling import SPEC, TARGET, TILE
+from flashgen.bench.compiling import Compiling, Job
+tiles = [replace(TILE, block_m=m, block_n=n) for m in (16, 32) for n in (16, 32, 64)]
+print(Compiling([Job(SPEC, TARGET, tile) for tile in tiles])._process.pid, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.usefixtures("own_caches")
+def test_the_helper_ends_when_whoever_asked_is_gone() -> None:
+    program = GONE.format(folder=str(Path(__file__).parent))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    until = time.monotonic() + 120
+    while _lives(int(done.stdout)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not _lives(int(done.stdout))
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be counted as ended does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
 
 
 def test_a_helper_that_ends_early_leaves_its_jobs_without_a_kernel(
