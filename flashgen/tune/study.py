@@ -104,6 +104,8 @@ class Trials:
         self._lock = threading.RLock()
         self._hearts: dict[int, tuple[object, float]] = {}
         self._forgotten: frozenset[int] = frozenset()
+        self._schedules: dict[int, Schedule | None] = {}
+        self._results: dict[int, Measurement | None] = {}  # of finished trials: they change no more
         self._storage = open_storage(place, case.study)
         with explained(place):
             self._study = self._open()
@@ -148,7 +150,7 @@ class Trials:
                 schedule
                 for trial in self._trials()
                 if not trial.state.is_finished()
-                and (schedule := _schedule_of(trial)) is not None
+                and (schedule := self._schedule_of(trial)) is not None
                 and not self._is_abandoned(trial)
             }
 
@@ -179,7 +181,7 @@ class Trials:
             attributes = self._study.user_attrs
         for name, value in attributes.items():
             if name.startswith(prefix):
-                schedule = _parsed(name[len(prefix) :])
+                schedule = _parsed(json.loads(name[len(prefix) :]))
                 if schedule is not None:
                     yield schedule, value
 
@@ -189,9 +191,24 @@ class Trials:
     def _finished(self) -> Iterator[tuple[FrozenTrial, Measurement]]:
         for trial in self._trials():
             if trial.state.is_finished() and trial._trial_id not in self._forgotten:
-                found = _measurement_of(trial)
+                found = self._result_of(trial)
                 if found is not None:
                     yield trial, found
+
+    def _schedule_of(self, trial: FrozenTrial) -> Schedule | None:
+        """None for a trial of someone else, or of a flashgen that has other fields."""
+        trial_id = trial._trial_id
+        if trial_id not in self._schedules:
+            value = trial.user_attrs.get("schedule")
+            self._schedules[trial_id] = _parsed(value) if isinstance(value, dict) else None
+        return self._schedules[trial_id]
+
+    def _result_of(self, trial: FrozenTrial) -> Measurement | None:
+        """Of a finished trial; None for one that was voided."""
+        trial_id = trial._trial_id
+        if trial_id not in self._results:
+            self._results[trial_id] = _measurement_of(trial)
+        return self._results[trial_id]
 
     # **** claims ****
 
@@ -211,10 +228,10 @@ class Trials:
     def _holder(self, schedule: Schedule) -> FrozenTrial | None:
         """The earliest trial of a schedule that is alive or has a result."""
         for trial in self._trials():
-            if trial._trial_id in self._forgotten or _schedule_of(trial) != schedule:
+            if trial._trial_id in self._forgotten or self._schedule_of(trial) != schedule:
                 continue
             if trial.state.is_finished():
-                if _measurement_of(trial) is not None:
+                if self._result_of(trial) is not None:
                     return trial
             elif not self._is_abandoned(trial):
                 return trial
@@ -406,21 +423,10 @@ def _text(schedule: Schedule) -> str:
     return json.dumps(schedule.to_dict(), separators=(",", ":"))
 
 
-def _parsed(text: str) -> Schedule | None:
-    with suppress(FlashgenError, ValueError, TypeError, AttributeError):
-        return Schedule.from_dict(json.loads(text))
-    return None
-
-
-def _schedule_of(trial: FrozenTrial) -> Schedule | None:
-    """None for a trial of someone else, or of a flashgen that has other fields."""
+def _parsed(value: Mapping[str, object]) -> Schedule | None:
     with suppress(FlashgenError, TypeError, AttributeError):
-        return Schedule.from_dict(trial.user_attrs["schedule"]) if _has_schedule(trial) else None
+        return Schedule.from_dict(value)
     return None
-
-
-def _has_schedule(trial: FrozenTrial) -> bool:
-    return "schedule" in trial.user_attrs
 
 
 def _measurement_of(trial: FrozenTrial) -> Measurement | None:

@@ -1,0 +1,192 @@
+"""Which schedule to try next: at random, by Optuna's TPE, or by the model corrected as it goes.
+
+A strategy orders the schedules that are still free, best bet first; it never proposes one that is
+not feasible or already known. `comparison.py` holds them against exhaustive data.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from flashgen.schedule.model import Schedule
+from flashgen.tune.measurement import Measurement
+from flashgen.tune.storage import need_optuna, quiet_optuna
+from flashgen.tune.study import parameters
+
+Known = Mapping[Schedule, Measurement]
+SAMPLERS = ("model", "tpe", "random")
+FAILED_FACTOR = 2.0  # what has no time counts as this many times the slowest
+TPE_ASKED = 24  # proposals of TPE for one order; the rest follows at random
+
+
+class Strategy(Protocol):
+    """Orders free schedules by what is known."""
+
+    def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
+        """`free`, the one to try next first."""
+        ...
+
+
+@dataclass(frozen=True)
+class RandomOrder:
+    """The yardstick: an order fixed by the seed."""
+
+    seed: int = 0
+
+    def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
+        ranks = random.Random(self.seed)
+        return sorted(sorted(free), key=lambda schedule: ranks.random())
+
+
+@dataclass(frozen=True)
+class TpeOrder:
+    """Optuna's TPE on a copy of what is known; a proposal stands for the nearest free schedule."""
+
+    seed: int = 0
+    first: int = 6  # at random before TPE has something to go by
+
+    def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
+        import optuna
+
+        need_optuna()
+        shuffled = RandomOrder(self.seed).order(known, free)
+        times = _times(known)
+        if len(times) < self.first:
+            return shuffled
+        axes = _Axes.of([*known, *free])
+        with quiet_optuna():
+            study = optuna.create_study(sampler=self._sampler(len(known)))
+        distributions = axes.distributions()
+        for schedule, time_us in times.items():
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=axes.place(schedule), distributions=distributions, value=time_us
+                )
+            )
+        chosen: dict[Schedule, None] = {}
+        for _ in range(min(TPE_ASKED, len(shuffled))):
+            asked = study.ask(distributions)
+            left = [schedule for schedule in shuffled if schedule not in chosen]
+            if not left:
+                break
+            nearest = min(left, key=lambda s: axes.distance(asked.params, s))
+            chosen[nearest] = None
+        return [*chosen, *(schedule for schedule in shuffled if schedule not in chosen)]
+
+    def _sampler(self, count: int) -> object:
+        import warnings
+
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.TPESampler(
+                multivariate=True, n_startup_trials=0, seed=self.seed + count
+            )
+
+
+@dataclass(frozen=True)
+class ModelOrder:
+    """By predicted time, corrected by what was measured so far.
+
+    The correction is a ridge regression of log(measured / predicted) on the schedule's numbers and
+    their products; with nothing measured it is the plain prediction. Every third proposal is the
+    best predicted neighbour of the best so far, so that a wrong correction does not lead the search
+    away from what is known to be good.
+    """
+
+    predicted_us: Mapping[Schedule, float] = field(hash=False)
+    ridge: float = 1.0
+
+    def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
+        times = _times(known)
+        estimate = self._estimates(times, free)
+        ranked = sorted(free, key=lambda schedule: (estimate[schedule], schedule))
+        measured = {s: t for s, t in times.items() if known[s].measured}
+        if measured and len(known) % 3 == 2:
+            best = min(measured, key=lambda schedule: (measured[schedule], schedule))
+            axes = _Axes.of([*known, *free])
+            place = axes.place(best)
+            near = [s for s in ranked if axes.distance(place, s) <= 1]
+            ranked = [*near[:1], *(s for s in ranked if s not in near[:1])]
+        return ranked
+
+    def _estimates(
+        self, times: Mapping[Schedule, float], free: Sequence[Schedule]
+    ) -> dict[Schedule, float]:
+        """Log of the corrected time."""
+        usable = [s for s in times if s in self.predicted_us]
+        plain = {s: math.log(self.predicted_us.get(s, math.inf)) for s in free}
+        if len(usable) < 3:  # fewer tell an offset at most
+            return plain
+        features = np.array([_features(s) for s in [*usable, *free]])
+        mean, spread = features.mean(axis=0), features.std(axis=0)
+        features = (features - mean) / np.where(spread > 0, spread, 1.0)
+        rows, ahead = features[: len(usable)], features[len(usable) :]
+        ratio = np.array([math.log(times[s] / self.predicted_us[s]) for s in usable])
+        offset = float(np.median(ratio))
+        weights = np.linalg.solve(
+            rows.T @ rows + self.ridge * np.eye(rows.shape[1]), rows.T @ (ratio - offset)
+        )
+        correction = ahead @ weights
+        return {s: plain[s] + float(c) for s, c in zip(free, correction, strict=True)}
+
+
+def strategy(name: str, predict: Callable[[], Mapping[Schedule, float]], seed: int = 0) -> Strategy:
+    """A strategy by its name in `SAMPLERS`; predict: predicted times, asked for where needed."""
+    if name == "model":
+        return ModelOrder(predict())
+    return TpeOrder(seed) if name == "tpe" else RandomOrder(seed)
+
+
+def _times(known: Known) -> dict[Schedule, float]:
+    """Microseconds of what was tried; what failed counts as slow."""
+    timed = [each.time_us for each in known.values() if each.time_us is not None]
+    slow = FAILED_FACTOR * max(timed, default=0.0)
+    return {
+        schedule: slow if found.time_us is None else found.time_us
+        for schedule, found in known.items()
+        if found.time_us is not None or timed
+    }
+
+
+def _features(schedule: Schedule) -> list[float]:
+    m, n = math.log2(schedule.block_m), math.log2(schedule.block_n)
+    w, s = math.log2(schedule.num_warps), float(schedule.num_stages)
+    base = [m, n, w, s, float(schedule.maxnreg is not None)]
+    kinds = [float(schedule.loop_order == "flash1"), float(schedule.kernel == "single_tile")]
+    return [*base, *kinds, m * m, n * n, m * n, m * w, n * w, s * s, n * s]
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """The values that each number of a schedule takes in a space, as steps on an axis."""
+
+    values: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, schedules: Sequence[Schedule]) -> _Axes:
+        found: dict[str, set[int]] = {}
+        for schedule in schedules:
+            for name, value in parameters(schedule).items():
+                found.setdefault(name, set()).add(value)
+        return cls({name: tuple(sorted(v)) for name, v in found.items() if len(v) > 1})
+
+    def distributions(self) -> dict[str, object]:
+        from optuna.distributions import IntDistribution
+
+        return {name: IntDistribution(0, len(v) - 1) for name, v in self.values.items()}
+
+    def place(self, schedule: Schedule) -> dict[str, int]:
+        numbers = parameters(schedule)
+        return {name: values.index(numbers[name]) for name, values in self.values.items()}
+
+    def distance(self, place: Mapping[str, int], schedule: Schedule) -> int:
+        there = self.place(schedule)
+        return sum(abs(place[name] - there[name]) for name in self.values)
