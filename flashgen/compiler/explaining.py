@@ -40,9 +40,9 @@ from flashgen.schedule.budget import Budget, Figures, budget_for, naive_budget
 from flashgen.schedule.dram import (
     DramTraffic,
     dram_bytes_model,
+    for_shape,
     grid_programs,
     resident_programs,
-    splits_that_fill,
 )
 from flashgen.schedule.model import Rejection, Schedule, bucket_of
 from flashgen.schedule.roofline import matmul_rate, roofline
@@ -161,14 +161,11 @@ class _Order:
             found = default_schedule(self.problem, bucket)
         except ScheduleError:
             return None
-        if found.loop_order == "flash1" and found.kernel == "loop":
-            splits = splits_that_fill(self.problem, found, self.shape)
-            found = replace(found, num_kv_splits=splits)
-        return found
+        return for_shape(self.problem, found, self.shape)
 
     def visits(self, schedule: Schedule) -> Visits:
         spec = self.problem.spec
-        tile = (schedule.block_m, schedule.block_n, schedule.num_kv_splits)
+        tile = (schedule.block_m, schedule.block_n, schedule.splits)
         return _visits(_any_order(spec), self.shape, *tile)
 
     def budget(self, schedule: Schedule) -> Budget:
@@ -492,7 +489,7 @@ def _problem_numbers(
         sym.VISIBLE_PAIRS: _pairs(_any_order(problem.spec), shape),
         sym.VISITED_TILES: seen.tiles,
         sym.FIRST_VISITS: seen.first_visits,
-        sym.NUM_KV_SPLITS: schedule.num_kv_splits,
+        sym.NUM_KV_SPLITS: schedule.splits,
     }
     return {symbol: sp.Integer(value) for symbol, value in numbers.items()}
 
@@ -617,6 +614,7 @@ def _cells(order: _Order, space: Space) -> Iterator[TileCell]:
 
 
 def _cell(order: _Order, schedule: Schedule, *, fits: bool) -> TileCell:
+    schedule = for_shape(order.problem, schedule, order.shape)
     return TileCell(
         block_m=schedule.block_m,
         block_n=schedule.block_n,

@@ -268,7 +268,7 @@ class LogSumExp(Op):
 
 @dataclass(frozen=True)
 class Merge(Op):
-    """Adds one split's result to the running one, each weighted by exp(lse - the new lse)."""
+    """Adds one split's l_i and acc to the running ones, weighted by exp(m_i - the new maximum)."""
 
 
 def _snake(name: str) -> str:

@@ -54,7 +54,7 @@ SIGNATURES: dict[type[Op], Signature] = {
     ops.Sink: Signature((3, 3), (1, 1)),
     ops.Normalize: Signature((2, 2), (1, 1)),
     ops.LogSumExp: Signature((2, 2), (1, 1)),
-    ops.Merge: Signature((4, 4), (1, 2)),  # running out and lse, a split's out and lse
+    ops.Merge: Signature((6, 6), (2, 3)),  # running m_i, l_i and acc, and a split's
 }
 
 _ANYWHERE = frozenset(
@@ -77,7 +77,7 @@ _CARRIED = frozenset({ops.Init, ops.OnlineSoftmax, ops.Rescale})
 LEGAL: dict[str, frozenset[type[Op]]] = {
     "loop": _ANYWHERE | _CARRIED | {ops.ConditionalLoad, ops.ConditionalStore},
     "single_tile": _WHOLE_ROWS,
-    "merge": frozenset({ops.Tensor, ops.Load, ops.Init, ops.Merge, ops.Cast, ops.Store}),
+    "merge": _ANYWHERE - {ops.Matmul} | {ops.Init, ops.ConditionalLoad, ops.Merge},
     "naive_scores": _WHOLE_ROWS,
     "naive_softmax": _WHOLE_ROWS,
     "naive_values": _WHOLE_ROWS,

@@ -152,25 +152,23 @@ def visits(
     batch: int = 0,
     q_head: int = 0,
 ) -> Visits:
-    """Tile pairs that a kernel walks; each of `num_kv_splits` walks as many key tiles in a row.
+    """Tile pairs that a kernel walks; split `s` of `num_kv_splits` has every key tile s modulo that.
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visits(spec, Shape(1, 1, 1, 256, 256), 64, 64, num_kv_splits=2)
-    Visits(tiles=10, first_visits=6)
+    Visits(tiles=10, first_visits=7)
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
-    key_tiles = -(-shape.kv_len // block_n)
-    per_split = max(1, -(-key_tiles // num_kv_splits))
     tiles = first_visits = 0
     for start in range(0, shape.q_len, BLOCK_ROWS * block_m):
         stop = min(start + BLOCK_ROWS * block_m, shape.q_len)
         first = np.arange(start, stop, block_m, dtype=np.int64)
         ranges = list(_key_tile_ranges(place, first, block_m, block_n))
         tiles += sum(int(np.maximum(hi - lo, 0).sum()) for lo, hi in ranges)
-        for split in range(0, key_tiles, per_split):
+        for split in range(min(num_kv_splits, -(-shape.kv_len // block_n))):
             seen = np.zeros(len(first), dtype=bool)
             for lo, hi in ranges:
-                seen |= np.maximum(lo, split) < np.minimum(hi, split + per_split)
+                seen |= lo + (split - lo) % num_kv_splits < hi
             first_visits += int(seen.sum())
     return Visits(tiles, first_visits)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from flashgen.ir.graph import TileGraph
 from flashgen.ir.verify import verify
-from flashgen.passes.lower_flash1 import Flash1, PublishedFlash1, merge_graph
+from flashgen.passes.lower_flash1 import Flash1, Merge, PublishedFlash1
 from flashgen.passes.lower_naive import naive_graphs
 from flashgen.passes.lowering import Kernel, Lowering
 from flashgen.problem import Problem
@@ -41,7 +41,7 @@ def lower(
     flash2: one program per query tile walks the key tiles with an online softmax. flash1: one
     program per split of the keys walks its key tiles, and for each of them the query tiles that see
     it, whose state waits in a workspace; `split` says that there are several such programs, which
-    leave partial results for `lower_merge`. `kernel` "single_tile" is the algorithm where one key
+    leave their states for `lower_merge`. `kernel` "single_tile" is the algorithm where one key
     tile holds all keys, so that nothing is carried or rescaled: the two orders are one there.
     `return_lse` adds the log-sum-exp of each row as a second output.
     """
@@ -58,8 +58,8 @@ def order_of(problem: Problem) -> Order:
 
 
 def lower_merge(problem: Problem, *, return_lse: bool = False) -> TileGraph:
-    """The kernel that joins the partial results of a flash1 kernel whose keys were split."""
-    return verify(merge_graph(problem, return_lse=return_lse), after="lower_merge")
+    """The kernel that joins the states of a flash1 kernel whose keys were split."""
+    return verify(Merge(problem).graph(return_lse=return_lse), after="lower_merge")
 
 
 def lower_published_flash1(problem: Problem) -> TileGraph:

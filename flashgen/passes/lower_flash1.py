@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 from flashgen.ir import ops
-from flashgen.ir.graph import GraphBuilder, Loop, TileGraph
+from flashgen.ir.graph import Loop, TileGraph
 from flashgen.ir.ops import MemorySpace, Shape, Tensor, Tile
 from flashgen.ir.symbols import (
     BATCH,
-    BLOCK_M,
     FIRST_VISITS,
     HEAD_DIM_V,
     HEAD_DIM_V_PADDED,
@@ -27,9 +26,12 @@ from flashgen.ir.symbols import (
 from flashgen.passes.lowering import START_VALUES, Lowering
 from flashgen.problem import Problem
 
-# Steps, per batch and query head, that find a query tile's state in the workspace; as many leave it
-# there, because each first visit has its last.
+# Steps, per batch and query head, that find a query tile's state in the workspace. Not split, as many
+# leave it there, because each first visit has its last.
 CARRIED_STEPS = VISITED_TILES - FIRST_VISITS
+# (query tile, split) pairs without a visit, of which the merge must know that they are empty.
+UNVISITED = QUERY_TILES * NUM_KV_SPLITS - FIRST_VISITS
+STATE = ("m_i", "l_i", "acc")
 
 
 class Flash1(Lowering):
@@ -38,7 +40,8 @@ class Flash1(Lowering):
     One program per batch, query head and split of the keys. It loads each of its key and value
     tiles once. For a query tile that sees the key tile it loads q, and the state unless this is the
     first such key tile; it stores the state unless it is the last, and then output and lse instead.
-    Of a split, output and lse are partial, in fp32, and written for every query tile.
+    A split leaves its state in the workspace for the merge, and for query tiles that it does not
+    visit the start values of m_i and l_i, which say so.
     """
 
     def __init__(self, problem: Problem, *, split: bool = False) -> None:
@@ -54,7 +57,8 @@ class Flash1(Lowering):
     def graph(self, *, return_lse: bool) -> TileGraph:
         acc, m_i, l_i = self.online_softmax(self.masked_scores())
         self.suspend({"acc": acc, "m_i": m_i, "l_i": l_i})
-        self.results(acc, m_i, l_i, return_lse=return_lse)
+        if not self.split:
+            self.results(acc, m_i, l_i, return_lse=return_lse)
         loops = [Loop("key tile", KEY_TILES), Loop("query tile", VISITED_TILES)]
         return self.builder.finish(self.problem.name, self.kernel, "flash1", loops)
 
@@ -62,7 +66,7 @@ class Flash1(Lowering):
         """The state out of the workspace, or as it starts."""
         start = {}
         for name, (there, here) in self.state_shapes().items():
-            array = Tensor(f"{name}_kept", 0, self._kept(there), "fp32", "workspace")
+            array = Tensor(f"{name}_kept", 0, kept_shape(there, split=self.split), "fp32", "workspace")
             self.builder.emit(array)
             source = Tile(f"{name} in workspace", there, "fp32", "hbm", self.inner)
             self.builder.announce(array, source)
@@ -81,50 +85,51 @@ class Flash1(Lowering):
         """The state back into the workspace."""
         for name, (shape, _) in self.state_shapes().items():
             there = Tile(f"{name} to workspace", shape, "fp32", "hbm", self.inner)
-            store = ops.ConditionalStore(
-                f"keep_{name}",
-                self.inner,
-                condition="unless last key tile of these rows",
-                trips=CARRIED_STEPS,
-            )
-            self.builder.emit(store, reads=[state[name]], writes=[there])
-            array = Tensor(f"{name}_kept_after", 0, self._kept(shape), "fp32", "workspace")
+            self.builder.emit(self._keep(name), reads=[state[name]], writes=[there])
+            whole = kept_shape(shape, split=self.split)
+            array = Tensor(f"{name}_kept_after", 0, whole, "fp32", "workspace")
             self.builder.emit(array, reads=[there])
+
+    def _keep(self, name: str) -> ops.ConditionalStore:
+        condition, trips = "unless last key tile of these rows", CARRIED_STEPS
+        if self.split:
+            condition, trips = "always", VISITED_TILES
+            if name != "acc":
+                condition, trips = "always, and where no key tile is visited", trips + UNVISITED
+        return ops.ConditionalStore(f"keep_{name}", self.inner, condition=condition, trips=trips)
 
     def results(self, acc: Tile, m_i: Tile, l_i: Tile, *, return_lse: bool) -> None:
         """What the last key tile of a query tile stores."""
-        if self.spec.sink == "per_head" and not self.split:  # else the merge adds it, once
+        if self.spec.sink == "per_head":
             l_i = self.with_sink(m_i, l_i, level=self.inner)
-        dtype = "fp32" if self.split else self.spec.dtype.out
+        dtype = self.spec.dtype.out
         out = self.reg("out_tile", (self.rows, HEAD_DIM_V_PADDED), dtype, in_place_of=acc.name)
         normalize = ops.Normalize("normalize", self.inner, dtype)
         self.builder.emit(normalize, reads=[acc, l_i], writes=[out])
-        self._store_last("out", out, (self.rows, HEAD_DIM_V), (HEAD_DIM_V,))
-        if return_lse or self.split:
+        self._store_last("out", out, (HEAD_DIM_V,))
+        if return_lse:
             lse = self.reg("lse_tile", self.row_tile, "fp32")
             log_sum_exp = ops.LogSumExp("log_sum_exp", self.inner)
             self.builder.emit(log_sum_exp, reads=[m_i, l_i], writes=[lse])
-            self._store_last("lse", lse, self.row_tile, ())
+            self._store_last("lse", lse, ())
 
-    def _store_last(self, name: str, tile: Tile, shape: Shape, width: Shape) -> None:
-        whole = (BATCH, NUM_Q_HEADS, Q_LEN, *width)
-        array = Tensor(name, 0, whole, tile.dtype, "output")
-        if self.split:
-            array = partial(name, width)
-        there = Tile(f"{array.name} in memory", shape, tile.dtype, "hbm", self.inner)
+    def _store_last(self, name: str, tile: Tile, width: Shape) -> None:
+        there = Tile(f"{name} in memory", (self.rows, *width), tile.dtype, "hbm", self.inner)
         store = ops.ConditionalStore(
             f"store_{name}",
             self.inner,
             condition="after last key tile of these rows",
-            trips=QUERY_TILES * (NUM_KV_SPLITS if self.split else 1),
+            trips=QUERY_TILES,
         )
         self.builder.emit(store, reads=[tile], writes=[there])
+        array = Tensor(name, 0, (BATCH, NUM_Q_HEADS, Q_LEN, *width), tile.dtype, "output")
         self.builder.emit(array, reads=[there])
 
-    def _kept(self, tile: Shape) -> Shape:
-        """The workspace that holds such a tile's rows, for all heads and splits."""
-        splits = (NUM_KV_SPLITS,) if self.split else ()
-        return (BATCH, NUM_Q_HEADS, *splits, Q_LEN, *tile[1:])
+
+def kept_shape(tile: Shape, *, split: bool) -> Shape:
+    """The workspace that holds such a tile's rows, for all heads and splits."""
+    splits = (NUM_KV_SPLITS,) if split else ()
+    return (BATCH, NUM_Q_HEADS, *splits, Q_LEN, *tile[1:])
 
 
 class PublishedFlash1(Flash1):
@@ -148,7 +153,7 @@ class PublishedFlash1(Flash1):
             kept = self.load_tile(
                 f"{name}_kept",
                 f"{name} before",
-                Tensor(f"{name}_before", 0, self._kept(there), dtype, "workspace"),
+                Tensor(f"{name}_before", 0, kept_shape(there, split=False), dtype, "workspace"),
                 shape=there,
                 on_chip=here,
                 level=self.inner,
@@ -168,53 +173,47 @@ class PublishedFlash1(Flash1):
         self.builder.emit(array, reads=[there])
 
 
-def partial(name: str, width: Shape) -> Tensor:
-    """The array of one result of all splits: out (`width` elements a row) or lse (none)."""
-    whole = (BATCH, NUM_Q_HEADS, NUM_KV_SPLITS, Q_LEN, *width)
-    return Tensor(f"partial_{name}", 0, whole, "fp32", "workspace")
+class Merge(Lowering):
+    """The states that the splits left, one split after the other, into the result of each tile."""
 
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, "loop")
 
-def merge_graph(problem: Problem, *, return_lse: bool) -> TileGraph:
-    """Partial outputs and their lse, split after split, into the result of each query tile."""
-    builder = GraphBuilder()
-    sizes: dict[str, tuple[Shape, Shape, Shape]] = {  # width in the array, tile there, tile on chip
-        "out": ((HEAD_DIM_V,), (BLOCK_M, HEAD_DIM_V), (BLOCK_M, HEAD_DIM_V_PADDED)),
-        "lse": ((), (BLOCK_M,), (BLOCK_M,)),
-    }
-    before: list[Tile] = []
-    read: list[Tile] = []
-    for name, (width, there, here) in sizes.items():
-        start = Tile(f"{name}_start", here, "fp32", "reg", 0)
-        builder.emit(ops.Init(f"init_{name}", 0, "-inf" if name == "lse" else "0"), writes=[start])
-        array = partial(name, width)
-        builder.emit(array)
-        source = Tile(f"{array.name} in memory", there, "fp32", "hbm", 1)
-        builder.announce(array, source)
-        part = Tile(f"{array.name}_tile", here, "fp32", "reg", 1)
-        builder.emit(ops.Load(f"load_{array.name}", 1), reads=[source], writes=[part])
-        before.append(start)
-        read.append(part)
-    merged = [
-        Tile(t.name.replace("start", "merged"), t.shape, "fp32", "reg", 1, in_place_of=t.name)
-        for t in before
-    ]
-    builder.emit(ops.Merge("merge", 1), reads=[*before, *read], writes=merged)
-    _store_merged(builder, problem, merged, return_lse=return_lse)
-    loops = [Loop("query tile", QUERY_TILES), Loop("split", QUERY_TILES * NUM_KV_SPLITS)]
-    return builder.finish(problem.name, "merge", "flash1", loops)
+    def graph(self, *, return_lse: bool) -> TileGraph:
+        before = [self._start(name) for name in STATE]
+        parts = [self._part(name) for name in STATE]
+        merged = [
+            self.reg(name, tile.shape, "fp32", in_place_of=tile.name)
+            for name, tile in zip(STATE, before, strict=True)
+        ]
+        merge = ops.Merge("merge", self.inner)
+        self.builder.emit(merge, reads=[*before, *parts], writes=merged)
+        m_i, l_i, acc = merged
+        self.epilogue(acc, m_i, l_i, return_lse=return_lse)
+        loops = [Loop("query tile", QUERY_TILES), Loop("split", QUERY_TILES * NUM_KV_SPLITS)]
+        return self.builder.finish(self.problem.name, "merge", "flash1", loops)
 
+    def _start(self, name: str) -> Tile:
+        start = self.reg(f"{name}_start", self.state_shapes()[name][1], "fp32", level=0)
+        self.builder.emit(ops.Init(f"init_{name}", 0, START_VALUES[name]), writes=[start])
+        return start
 
-def _store_merged(
-    builder: GraphBuilder, problem: Problem, merged: list[Tile], *, return_lse: bool
-) -> None:
-    out, lse = merged
-    dtype = problem.spec.dtype.out
-    rounded = Tile("out_tile", out.shape, dtype, "reg", 0, in_place_of=out.name)
-    builder.emit(ops.Cast("round_out", 0, dtype), reads=[out], writes=[rounded])
-    stored: list[tuple[str, Tile, Shape]] = [("out", rounded, (HEAD_DIM_V,))]
-    stored += [("lse", lse, ())] if return_lse else []
-    for name, tile, width in stored:
-        there = Tile(f"{name} in memory", (BLOCK_M, *width), tile.dtype, "hbm", 0)
-        builder.emit(ops.Store(f"store_{name}", 0), reads=[tile], writes=[there])
-        whole = (BATCH, NUM_Q_HEADS, Q_LEN, *width)
-        builder.emit(Tensor(name, 0, whole, tile.dtype, "output"), reads=[there])
+    def _part(self, name: str) -> Tile:
+        """One split's m_i and l_i of these rows, and its acc where a row saw a key."""
+        there, here = self.state_shapes()[name]
+        array = Tensor(f"{name}_kept", 0, kept_shape(there, split=True), "fp32", "workspace")
+        self.builder.emit(array)
+        source = Tile(f"{name} in workspace", there, "fp32", "hbm", self.inner)
+        self.builder.announce(array, source)
+        part = self.reg(f"{name}_part", here, "fp32")
+        load: ops.Load = ops.Load(f"load_{name}", self.inner)
+        if name == "acc":
+            load = ops.ConditionalLoad(
+                f"load_{name}",
+                self.inner,
+                condition="where a row saw a key of the split",
+                otherwise="0",
+                trips=FIRST_VISITS,
+            )
+        self.builder.emit(load, reads=[source], writes=[part])
+        return part

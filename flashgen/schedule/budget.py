@@ -520,10 +520,10 @@ class Budget:
         if first_visits is None:
             first_visits = 0
             if schedule is not None:
-                first_visits = -(-shape.q_len // schedule.block_m) * schedule.num_kv_splits
+                first_visits = -(-shape.q_len // schedule.block_m) * schedule.splits
         numbers = (
             *self._numbers(schedule),
-            schedule.num_kv_splits if schedule else 1,
+            schedule.splits if schedule else 1,
             shape.batch,
             shape.q_heads,
             shape.kv_heads,
@@ -607,13 +607,16 @@ def budget(
 
 
 def budget_for(problem: Problem, schedule: Schedule, *, return_lse: bool = False) -> Budget:
-    """The budget of the kernel, or kernels, that `schedule` is one of."""
+    """The budget of the kernel, or kernels, that `schedule` is one of.
+
+    That of split keys where `num_kv_splits` is left to the call.
+    """
     return budget(
         problem,
         schedule.kernel,
         loop_order=schedule.loop_order,
         return_lse=return_lse,
-        split=schedule.num_kv_splits > 1,
+        split=schedule.num_kv_splits != 1,
     )
 
 

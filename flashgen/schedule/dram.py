@@ -19,7 +19,7 @@ was measured yet.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.problem import Problem
 from flashgen.schedule.budget import Figures
@@ -82,14 +82,22 @@ def dram_bytes_model(
 def grid_programs(schedule: Schedule, shape: Shape) -> int:
     """Programs of one launch."""
     if schedule.loop_order == "flash1":
-        return shape.batch * shape.q_heads * schedule.num_kv_splits
+        return shape.batch * shape.q_heads * schedule.splits
     return shape.batch * shape.q_heads * math.ceil(shape.q_len / schedule.block_m)
+
+
+def for_shape(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
+    """`schedule` as a call of this shape runs it: with a number of splits."""
+    if schedule.num_kv_splits is not None:
+        return schedule
+    return replace(schedule, num_kv_splits=splits_that_fill(problem, schedule, shape))
 
 
 def splits_that_fill(problem: Problem, schedule: Schedule, shape: Shape) -> int:
     """The least power of two of flash1's key splits that gives nine in ten SMs work.
 
-    More splits than that cost more, in partial results, than the last SMs are worth.
+    More splits than that cost more, in state of their own, than the last SMs are worth. Generated
+    modules count in the same way (`templates/triton/host_flash1.py.jinja`).
     """
     key_tiles = max(1, math.ceil(shape.kv_len / schedule.block_n))
     splits = 1

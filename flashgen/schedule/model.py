@@ -24,6 +24,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "loop_order": ("flash2", "flash1"),
 }
 _NUMBERS = ("block_m", "block_n", "num_warps", "num_stages")
+# With their defaults; None leaves the number to the compiler, or to the call.
 _OPTIONAL: Mapping[str, int | None] = {"maxnreg": None, "num_kv_splits": 1}
 
 
@@ -36,7 +37,8 @@ class Schedule:
     `block_n` keys, without a key loop and without rescaling; "loop" any number. `num_stages` is the
     depth of the software pipeline over key tiles. `maxnreg` caps registers per thread (None: the
     compiler's choice). `num_kv_splits` programs share the key tiles of a head (flash1), and a merge
-    kernel joins their results. Schedules sort by their fields in the order given here.
+    kernel joins what they leave (None: as many as the GPU has room for, decided at each call).
+    Schedules sort by their fields in the order given here.
     """
 
     family: Family = "triton"
@@ -47,7 +49,13 @@ class Schedule:
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
-    num_kv_splits: int = 1
+    num_kv_splits: int | None = 1
+
+    @property
+    def splits(self) -> int:
+        """`num_kv_splits` of a schedule that leaves it open no more (`schedule.dram.for_shape`)."""
+        assert self.num_kv_splits is not None, f"{self}: the number of splits depends on the shape"
+        return self.num_kv_splits
 
     def to_dict(self) -> dict[str, str | int | None]:
         """A JSON-able dict with every field, in declaration order."""
@@ -67,7 +75,7 @@ class Schedule:
                 )
         for name in (*_NUMBERS, *_OPTIONAL):
             value = data.get(name, _OPTIONAL.get(name))
-            if name == "maxnreg" and value is None:
+            if name in _OPTIONAL and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ScheduleError(f"schedule.{name}: must be a positive integer (got {value!r})")
@@ -76,7 +84,9 @@ class Schedule:
     def __str__(self) -> str:
         """One line, e.g. `loop flash2 128x64 8 warps 3 stages maxnreg 128`."""
         cap = "" if self.maxnreg is None else f" maxnreg {self.maxnreg}"
-        splits = "" if self.num_kv_splits == 1 else f" {self.num_kv_splits} splits"
+        splits = {1: "", None: " splits to fill"}.get(
+            self.num_kv_splits, f" {self.num_kv_splits} splits"
+        )
         return (
             f"{self.kernel} {self.loop_order} {self.block_m}x{self.block_n} "
             f"{self.num_warps} warps {self.num_stages} stages{cap}{splits}"
@@ -94,7 +104,7 @@ class Schedule:
             self.num_warps,
             self.num_stages,
             self.maxnreg or 0,
-            self.num_kv_splits,
+            self.num_kv_splits or 0,
         )
 
     def __lt__(self, other: object) -> bool:

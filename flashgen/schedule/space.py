@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from flashgen.errors import ScheduleError
@@ -20,7 +20,7 @@ from flashgen.target import TARGETS, Target
 
 # The family's tiles hold whole rows of q, k and v; wider ones were never calibrated or compiled.
 MAX_HEAD_DIM = 512
-MAX_STAGES = 4
+MAX_STAGES = 4  # flash2; a loop of flash1 is not pipelined, because a barrier is part of each step
 # fp32 matmuls are unrolled over the keys of a tile: 128 of them spill 6 KB and more per thread.
 FMA_MAX_BLOCK_N = 64
 TMEM_COLUMNS = 512  # per SM of sm_100: 512 columns of 128 lanes, 4 bytes each
@@ -119,7 +119,7 @@ def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     for block_m in rows:
         for block_n in BLOCKS:
             for num_warps in WARPS:
-                for num_stages in STAGES:
+                for num_stages in STAGES if order == "flash2" else (1,):
                     for maxnreg in caps:
                         yield Schedule(
                             loop_order=order,
@@ -128,6 +128,7 @@ def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
                             num_warps=num_warps,
                             num_stages=num_stages,
                             maxnreg=maxnreg,
+                            num_kv_splits=None if order == "flash1" else 1,
                         )
 
 
@@ -181,8 +182,9 @@ def _check_shape(schedule: Schedule, problem: Problem, bucket: Bucket | None) ->
         return Rejection("threads_per_block", threads, problem.target.max_threads_per_block)
     if schedule.num_stages < 1:
         return Rejection("num_stages", schedule.num_stages, 1, "at least")
-    if schedule.num_stages > MAX_STAGES:
-        return Rejection("num_stages", schedule.num_stages, MAX_STAGES)
+    deepest = 1 if schedule.loop_order == "flash1" else MAX_STAGES
+    if schedule.num_stages > deepest:
+        return Rejection("num_stages", schedule.num_stages, deepest)
     return None
 
 
@@ -203,10 +205,11 @@ def _check_kernel(schedule: Schedule, problem: Problem, bucket: Bucket | None) -
 def _check_splits(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Rejection | None:
     """Only the flash1 loop has programs that share the keys of a head."""
     splits = schedule.num_kv_splits
-    if splits < 1:
+    if splits is not None and splits < 1:
         return Rejection("num_kv_splits", splits, 1, "at least")
-    if splits > 1 and (schedule.loop_order == "flash2" or schedule.kernel == "single_tile"):
-        return Rejection(f"num_kv_splits of {schedule.kernel} {schedule.loop_order}", splits, 1)
+    if splits != 1 and (schedule.loop_order == "flash2" or schedule.kernel == "single_tile"):
+        name = f"num_kv_splits of {schedule.kernel} {schedule.loop_order}"
+        return Rejection(name, 2 if splits is None else splits, 1)
     return None
 
 
@@ -225,6 +228,11 @@ def _check_matmul(schedule: Schedule, problem: Problem, bucket: Bucket | None) -
 
 def _check_resources(schedule: Schedule, problem: Problem) -> Rejection | None:
     """Shared memory, tensor memory and registers against the target's limits."""
+    if schedule.num_kv_splits is None:  # a call may run either kernel
+        rejections = (
+            _check_resources(replace(schedule, num_kv_splits=n), problem) for n in (1, 2)
+        )
+        return next((found for found in rejections if found is not None), None)
     target = problem.target
     needs = budget_for(problem, schedule)
     smem = needs.smem_bytes_of(schedule)
@@ -354,14 +362,17 @@ def _cost(schedule: Schedule, problem: Problem) -> float:
     needs = budget_for(problem, schedule)
     unit = needs.unit(schedule)
     block_m, block_n, warps = schedule.block_m, schedule.block_n, schedule.num_warps
+    again, per_step = float(block_m), block_n  # keys and values are read again for each query tile
+    if schedule.loop_order == "flash1":  # q and the state for each key tile, 10 bytes a dim for 4
+        again, per_step = 0.4 * block_n, block_m
     regs = needs.regs_per_thread_of(schedule)
     spilled = max(0, regs - _SPILL_FREE[unit])
     unrolled = 0.3 if unit == "fma" and block_n > 32 else 0.0
     # Warps without 16 rows of their own share work (fma spreads any tile over all threads).
     idle_rows = 1.0 if unit == "fma" else max(1.0, 16 * warps / block_m)
     return (
-        16 / block_m  # keys and values are read again for each query tile
-        + 4 / block_n  # per key tile: loop, reductions, rescaling
+        16 / again
+        + 4 / per_step  # loop, reductions, rescaling
         + (block_m + block_n) / 1024  # masked scores in partial tiles, rows past the end
         + _PIPELINE_COST[schedule.num_stages]
         + 0.01 * spilled

@@ -32,7 +32,7 @@ def flash1(block_m: int, block_n: int, **fields: Any) -> Schedule:
         loop_order="flash1",
         block_m=block_m,
         block_n=block_n,
-        **{"num_warps": 4, "num_stages": 2, **fields},
+        **{"num_warps": 4, "num_stages": 1, **fields},
     )
 
 
@@ -161,25 +161,47 @@ def test_flash1_as_built_under_a_causal_mask() -> None:
 
 
 def test_flash1_with_split_keys() -> None:
-    """4 splits: partial results of each, read again by the merge, which writes the result."""
+    """4 splits: the state that each leaves, read again by the merge, which writes the result."""
     n, d, splits = 1024, 64, 4
     schedule = flash1(64, 64, num_kv_splits=splits)
     found, visited = as_built(schedule, one_head(n), head_dim=d, dtype="bf16")
     assert visited == Visits(tiles=16 * 16, first_visits=16 * splits)
-    partial = splits * (4 * n * d + 4 * n)
-    state = 2 * (4 * n * d + 8 * n) * (n // 64 - splits)
+    state = 4 * n * d + 8 * n
+    walked = state * (n // 64 - splits) + state * (n // 64)  # read and written
     operands = 2 * n * d * (2 + n // 64)
     result = 2 * n * d + 4 * n
-    assert found.tile_traffic_bytes == operands + state + 2 * partial + result
+    assert found.tile_traffic_bytes == operands + walked + splits * state + result
+    assert found.workspace_bytes == splits * state
     assert found.dram_bytes == 4 * 2 * n * d + 4 * n
 
 
+def test_splits_that_visit_nothing_say_so() -> None:
+    """m and l of each query tile and split, acc only where the split visits it."""
+    mask: list[Any] = ["causal", {"window": {"left": 63}}]
+    schedule = flash1(64, 64, num_kv_splits=4)
+    found, visited = as_built(schedule, one_head(1024), head_dim=64, dtype="bf16", mask=mask)
+    assert visited == Visits(tiles=16 + 15, first_visits=16 + 15)
+    empty = 4 * 16 - visited.first_visits
+    rows = 64 * 8 * empty + 64 * (4 * 64 + 8) * visited.tiles  # written by the splits
+    read = 64 * (8 * 4 * 16 + 4 * 64 * visited.first_visits)  # by the merge
+    assert found.state_bytes == rows + read
+
+
 def test_a_window_visits_few_splits() -> None:
-    """Causal, window of 64: a query tile sees two key tiles, so one or two of 4 splits."""
+    """Causal, window of 64: a query tile sees two key tiles, which two of 4 splits have."""
     spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal", {"window": {"left": 63}}])
     found = visits(spec, one_head(1024), 64, 64, num_kv_splits=4)
-    assert found == Visits(tiles=16 + 15, first_visits=16 + 3)
+    assert found == Visits(tiles=16 + 15, first_visits=16 + 15)
     assert visits(spec, one_head(1024), 64, 64).first_visits == 16
+
+
+@pytest.mark.parametrize("num_kv_splits", [1, 2, 3, 16, 40])
+def test_splits_share_the_key_tiles_of_a_triangle_evenly(num_kv_splits: int) -> None:
+    """Every split has a tile of each query tile that sees as many tiles as there are splits."""
+    spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
+    found = visits(spec, one_head(1024), 64, 64, num_kv_splits=num_kv_splits)
+    seen = [tile + 1 for tile in range(16)]
+    assert found == Visits(sum(seen), sum(min(tiles, num_kv_splits) for tiles in seen))
 
 
 def test_shared_memory_of_flash1_on_sm_90() -> None:

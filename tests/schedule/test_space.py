@@ -50,14 +50,29 @@ def tile(block_m: int, block_n: int, num_warps: int, num_stages: int, **fields: 
         (tile(64, 64, 4, 0), {}, Rejection("num_stages", 0, 1, "at least")),
         (tile(64, 64, 4, 7), {}, Rejection("num_stages", 7, 4)),
         (
-            tile(64, 64, 4, 2, loop_order="flash1"),
+            tile(64, 64, 4, 1, loop_order="flash1"),
             {},
             Rejection("loop_order", 0, 0, "as in the spec"),
         ),
-        (tile(64, 64, 4, 2, loop_order="flash1"), {"loop_order": "auto"}, None),
-        (tile(64, 64, 4, 2, loop_order="flash1", num_kv_splits=8), {"loop_order": "flash1"}, None),
+        (tile(64, 64, 4, 1, loop_order="flash1"), {"loop_order": "auto"}, None),
+        (tile(64, 64, 4, 1, loop_order="flash1", num_kv_splits=8), {"loop_order": "flash1"}, None),
+        (
+            tile(64, 64, 4, 1, loop_order="flash1", num_kv_splits=None),
+            {"loop_order": "flash1"},
+            None,
+        ),
+        (
+            tile(64, 64, 4, 2, loop_order="flash1"),
+            {"loop_order": "flash1"},
+            Rejection("num_stages", 2, 1),
+        ),
         (
             tile(64, 64, 4, 2, num_kv_splits=2),
+            {},
+            Rejection("num_kv_splits of loop flash2", 2, 1),
+        ),
+        (
+            tile(64, 64, 4, 2, num_kv_splits=None),
             {},
             Rejection("num_kv_splits of loop flash2", 2, 1),
         ),
