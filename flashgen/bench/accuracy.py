@@ -6,10 +6,10 @@ import torch
 
 from flashgen import reference
 from flashgen.bench.record import WRONG, Accuracy
-from flashgen.bench.summary import rounded
-from flashgen.bench.tensors import Arguments
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
+from flashgen.tune.summary import rounded
+from flashgen.tune.tensors import Arguments
 
 SLAB_ROWS = 32
 MAX_SLABS = 8

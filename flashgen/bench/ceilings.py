@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from flashgen.bench.record import COPY, Ceiling, matmul_name
-from flashgen.bench.summary import rounded, summarise
-from flashgen.bench.timing import Call, Clock, Failure, alternate, plan_burst
 from flashgen.errors import FlashgenError
 from flashgen.reference import torch_dtype
+from flashgen.tune.summary import rounded, summarise
+from flashgen.tune.timing import Call, Clock, Failure, alternate, plan_burst
 
 MATMUL_SIZE = 8192
 COPY_BYTES = 2**31  # far more than any L2

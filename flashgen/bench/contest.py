@@ -12,9 +12,9 @@ import torch
 from flashgen.bench.accuracy import Oracle, fault, poison
 from flashgen.bench.peers import Attend, Contestant
 from flashgen.bench.record import Accuracy, Result
-from flashgen.bench.summary import rounded, summarise
-from flashgen.bench.tensors import Arguments
-from flashgen.bench.timing import Burst, Call, Clock, Failure, alternate, describe, plan_burst
+from flashgen.tune.summary import rounded, summarise
+from flashgen.tune.tensors import Arguments
+from flashgen.tune.timing import Burst, Call, Clock, Failure, alternate, describe, plan_burst
 
 
 class DeviceLostError(Exception):

@@ -18,10 +18,10 @@ import torch
 
 from flashgen.bench.counter_cases import CounterCase, case_of
 from flashgen.bench.ncu import AFTER, LABEL
-from flashgen.bench.tensors import draw
-from flashgen.bench.timing import Call
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import target_of
+from flashgen.tune.tensors import draw
+from flashgen.tune.timing import Call
 
 FILLER_BYTES = 2**28  # five times the largest L2 that has been met
 

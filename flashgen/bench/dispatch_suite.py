@@ -19,9 +19,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashgen import settings
 from flashgen.bench.record import CaseRecord, Result
 from flashgen.bench.run import Run
-from flashgen.bench.summary import rounded, summarise
-from flashgen.bench.tensors import Arguments, draw
-from flashgen.bench.timing import Call, describe, rotated
 from flashgen.codegen.options import options
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import plan, target_of
@@ -30,6 +27,9 @@ from flashgen.schedule.model import bucket_of
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
+from flashgen.tune.summary import rounded, summarise
+from flashgen.tune.tensors import Arguments, draw
+from flashgen.tune.timing import Call, describe, rotated
 
 # Little work, so that the device is always done before the host asks for more.
 SHAPE = Shape(batch=1, q_heads=4, kv_heads=1, q_len=16, kv_len=256)

@@ -20,7 +20,8 @@ from flashgen.bench.peers import (
 from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
-from flashgen.bench.tensors import (
+from flashgen.bench.work import count_work
+from flashgen.tune.tensors import (
     Arguments,
     argument_bytes,
     document_ids,
@@ -28,8 +29,7 @@ from flashgen.bench.tensors import (
     sets_needed,
     slopes,
 )
-from flashgen.bench.timing import Clock
-from flashgen.bench.work import count_work
+from flashgen.tune.timing import Clock
 
 MASK_THREADS = 4  # a block mask has as many slow kernels
 

@@ -19,9 +19,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.bench.cases import FlexCase
-from flashgen.bench.tensors import Arguments
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.spec.model import AttentionSpec
+from flashgen.tune.tensors import Arguments
 
 Attend = Callable[[Arguments], torch.Tensor]
 Modifier = Callable[..., torch.Tensor]

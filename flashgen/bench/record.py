@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashgen.bench.summary import Summary
 from flashgen.errors import FlashgenError
+from flashgen.tune.summary import Summary
 
 RECORD_VERSION = 1
 WRONG = "wrong: "  # how the error of a contestant with a wrong output begins

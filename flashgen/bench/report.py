@@ -9,7 +9,7 @@ from flashgen.bench.counters_report import counters_line, counters_parts
 from flashgen.bench.markdown import number, table
 from flashgen.bench.record import COPY, CaseRecord, Record, Result, matmul_name
 from flashgen.bench.schedules_report import schedules_line, schedules_parts
-from flashgen.bench.summary import geometric_mean
+from flashgen.tune.summary import geometric_mean
 
 FLASHGEN = "flashgen"
 FLEX = "flex"

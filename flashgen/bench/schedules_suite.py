@@ -23,8 +23,6 @@ from flashgen.bench.record import WRONG, CaseRecord, Result
 from flashgen.bench.run import Run
 from flashgen.bench.sampling import sample
 from flashgen.bench.specs_suite import case_id
-from flashgen.bench.tensors import argument_bytes, draw, sets_needed
-from flashgen.bench.timing import Clock
 from flashgen.bench.work import count_work
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import target_of, unserved_features
@@ -35,6 +33,8 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
+from flashgen.tune.tensors import argument_bytes, draw, sets_needed
+from flashgen.tune.timing import Clock
 
 # Head dims 64 to 256, fp16 and bf16, causal, windowed and full, a softcap, ALiBi, a bias, GQA.
 SHAPES: Mapping[str, Shape] = {

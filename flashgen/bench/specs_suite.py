@@ -17,9 +17,6 @@ from flashgen.bench.peers import Contestant, flashgen_attention
 from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
-from flashgen.bench.summary import rounded
-from flashgen.bench.tensors import Arguments, argument_bytes, draw, sets_needed
-from flashgen.bench.timing import Clock, describe
 from flashgen.bench.work import Work, count_work
 from flashgen.compiler.choose import plan, target_of, unserved_features
 from flashgen.errors import FlashgenError
@@ -29,6 +26,9 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
+from flashgen.tune.summary import rounded
+from flashgen.tune.tensors import Arguments, argument_bytes, draw, sets_needed
+from flashgen.tune.timing import Clock, describe
 
 MEMORY_SHARE = 0.8  # of what is free: the oracle and the launcher need some too
 FLASHGEN = "flashgen"

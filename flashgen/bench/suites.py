@@ -14,7 +14,6 @@ import torch
 from triton import knobs
 
 from flashgen.bench.ceilings import measure_ceilings
-from flashgen.bench.clock import CudaClock
 from flashgen.bench.contest import DeviceLostError
 from flashgen.bench.counters_suite import run_counters
 from flashgen.bench.dispatch_suite import run_dispatch
@@ -25,9 +24,10 @@ from flashgen.bench.record import Record
 from flashgen.bench.run import Run, Say, now
 from flashgen.bench.schedules_suite import run_schedules
 from flashgen.bench.specs_suite import run_specs, spec_tasks
-from flashgen.bench.timing import Clock
 from flashgen.compiler.choose import target_of
 from flashgen.errors import TargetError
+from flashgen.tune.clock import CudaClock
+from flashgen.tune.timing import Clock
 
 BUDGETS_S = {
     "specs": 240.0,

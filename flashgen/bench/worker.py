@@ -19,8 +19,8 @@ from flashgen.bench.flex_suite import contestants_of, draw_sets
 from flashgen.bench.peers import Flex, flashgen_attention, forget_compiled
 from flashgen.bench.preparation import work_through
 from flashgen.bench.specs_suite import proof_shapes, prove
-from flashgen.bench.tensors import draw
 from flashgen.spec.parse import load_spec
+from flashgen.tune.tensors import draw
 
 COMPILED = ("flashgen", "flex")  # contestants whose kernels are compiled, and found again by others
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import (
@@ -24,7 +24,9 @@ from flashgen.spec.expr import Number, parse_expression, walk
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Expr, Shape, Window
 
-Strides = Literal["plain", "transposed", "unaligned", "expanded", "strided"]
+if TYPE_CHECKING:
+    from flashgen.runtime.draw import Strides
+
 STRIDES: tuple[Strides, ...] = ("plain", "unaligned", "transposed", "strided", "expanded")
 ALIGNED_STRIDES: tuple[Strides, ...] = ("plain", "transposed", "expanded")
 

@@ -216,7 +216,7 @@ def _run(attention: Attention, case: Case, device: torch.device) -> CaseResult:
     import torch
 
     from flashgen import reference
-    from flashgen.compiler.draw import draw
+    from flashgen.runtime.draw import draw
 
     spec = attention.spec
     interpreted = device.type == "cpu"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import FakeClock
+from fake_clock import FakeClock
 
 from flashgen import reference
 from flashgen.bench import peers
@@ -15,8 +15,8 @@ from flashgen.bench.cases import FlexCase, flex_cases
 from flashgen.bench.contest import contest
 from flashgen.bench.flex_suite import draw_sets, measure_case
 from flashgen.bench.peers import Contestant, mask_mod, plain_contestants, variant_contestants
-from flashgen.bench.tensors import Arguments
 from flashgen.spec.parts import Shape
+from flashgen.tune.tensors import Arguments
 
 CPU = torch.device("cpu")
 LENGTH = 96

@@ -13,7 +13,7 @@ from flashgen.bench.cases import flex_cases
 from flashgen.bench.record import Accuracy, CaseRecord, Ceiling, Record, RecordError, Result, load
 from flashgen.bench.report import progress_line, render, with_mask_ratio
 from flashgen.bench.run import Run
-from flashgen.bench.summary import summarise
+from flashgen.tune.summary import summarise
 
 ENVIRONMENT = {
     "gpu": "NVIDIA H200",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import FakeClock
+from fake_clock import FakeClock
 from test_report import record_of
 
 from flashgen.bench import schedules_report, schedules_suite
@@ -17,7 +17,6 @@ from flashgen.bench.report import progress_line, render
 from flashgen.bench.run import Run
 from flashgen.bench.schedules_report import measured_us, predictions, rankings
 from flashgen.bench.schedules_suite import COUNT, Plan, measure_plan, plan_of, plans, run_schedules
-from flashgen.bench.summary import summarise
 from flashgen.problem import Problem
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.predict import Machine, Prediction, Step
@@ -25,6 +24,7 @@ from flashgen.schedule.space import check
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
+from flashgen.tune.summary import summarise
 
 CPU = torch.device("cpu")
 TARGET = get_target("nvidia-h200")

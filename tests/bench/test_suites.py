@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from fakes import FakeClock
+from fake_clock import FakeClock
 from typer.testing import CliRunner
 
 from flashgen import settings
-from flashgen.bench import dispatch_suite, specs_suite, suites, tensors
+from flashgen.bench import dispatch_suite, specs_suite, suites
 from flashgen.bench.dispatch_suite import Launch, first_result, host_ms
 from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord, Ceiling, Record, Result, load
 from flashgen.bench.report import render
 from flashgen.bench.run import Run
 from flashgen.bench.suites import Request, command_line, new_runs, run_all
-from flashgen.bench.tensors import argument_bytes, draw, sets_needed
 from flashgen.cli.bench import bench
 from flashgen.compiler.choose import plan
 from flashgen.errors import TargetError, VerificationError
@@ -31,6 +30,8 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
+from flashgen.tune import tensors
+from flashgen.tune.tensors import argument_bytes, draw, sets_needed
 
 CPU = torch.device("cpu")
 SPECS = {path.stem: path for path in sorted(settings.specs_dir().glob("*.yaml"))}

@@ -9,12 +9,12 @@ from flashgen import reference, settings
 from flashgen.bench import work as work_module
 from flashgen.bench.cases import DOCUMENTS, TOKENS, flex_cases
 from flashgen.bench.flex_suite import draw_sets
-from flashgen.bench.tensors import draw
 from flashgen.bench.work import count_visible, count_work
 from flashgen.passes.count import all_visible_pairs
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
+from flashgen.tune.tensors import draw
 
 READ = ("doc", "prefix")  # inputs that some shipped spec's mask reads
 SPECS = {path.stem: path for path in sorted(settings.specs_dir().glob("*.yaml"))}

@@ -11,10 +11,10 @@ import torch
 from flashgen import AttentionSpec
 from flashgen.compiler import choose, verify
 from flashgen.compiler.cases import STRIDES, Case, cases_of, edge_lengths, representatives
-from flashgen.compiler.draw import draw, embed, needs_positive
 from flashgen.compiler.verification import Verification, verify_plan
 from flashgen.errors import NotServedError, VerificationError
 from flashgen.runtime.artifact import Plan
+from flashgen.runtime.draw import draw, embed, needs_positive
 from flashgen.schedule.model import Schedule
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target

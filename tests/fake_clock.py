@@ -1,10 +1,10 @@
-"""Stand-ins for a device: a clock whose times are made up, and small cases for the CPU."""
+"""Stand-ins for a device: a clock whose times are made up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flashgen.bench.timing import Call
+from flashgen.tune.timing import Call
 
 
 class FakeClock:

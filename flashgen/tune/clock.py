@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from flashgen.bench.timing import Call
+from flashgen.tune.timing import Call
 
 
 class CudaClock:

@@ -10,23 +10,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from flashgen import reference
-from flashgen.compiler.cases import Case, Strides
 from flashgen.dtypes import get_dtype
 from flashgen.reference import torch_dtype
 from flashgen.runtime.check import Sizes
 from flashgen.spec.expr import Binary, Call, Index, Name, Node, parse_expression, walk
 from flashgen.spec.model import AttentionSpec
-from flashgen.spec.parts import Bias, Expr, Input, Same
+from flashgen.spec.parts import Bias, Expr, Input, Same, Shape
+
+Strides = Literal["plain", "transposed", "unaligned", "expanded", "strided"]
 
 MARGIN_BYTES = 512  # of poison before and after; a multiple of the 16 bytes that aligned rows need
 NO_ID = -(2**31) + 11  # what surrounds integers
 NAN_EVERY = 3  # cases
 SINKS = (0.5, 100.0, -100.0, -1.25, 0.0)
+
+
+class Case(Protocol):
+    """What is drawn for: sizes, how tensors lie in memory, and a number that turns the patterns."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def strides(self) -> Strides: ...
+
+    @property
+    def index(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from fakes import FakeClock
+from fake_clock import FakeClock
 
-from flashgen.bench.summary import Summary, geometric_mean, summarise
-from flashgen.bench.timing import (
+from flashgen.tune.summary import Summary, geometric_mean, summarise
+from flashgen.tune.timing import (
     BURST_MS,
     LONG_MS,
     LONG_ROUNDS,
