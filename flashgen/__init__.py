@@ -6,8 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flashgen.compiler import build, compile, explain, verify  # noqa: A004 -- the public name
+    from flashgen.compiler import (
+        build,
+        compile,  # noqa: A004 -- the public name
+        explain,
+        tune,
+        verify,
+    )
     from flashgen.errors import FlashgenError
+    from flashgen.runtime.frozen import freeze
     from flashgen.runtime.merge import merge
     from flashgen.schedule.model import Schedule
     from flashgen.spec.model import AttentionSpec
@@ -25,6 +32,7 @@ _PLACES = {
     "build": "flashgen.compiler",
     "compile": "flashgen.compiler",
     "explain": "flashgen.compiler",
+    "freeze": "flashgen.runtime.frozen",
     "load_spec": "flashgen.spec.parse",
     "merge": "flashgen.runtime.merge",
     "parse_spec": "flashgen.spec.parse",
@@ -40,14 +48,18 @@ __all__ = [
     "build",
     "compile",
     "explain",
+    "freeze",
     "load_spec",
     "merge",
     "parse_spec",
+    "tune",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "tune":  # a package that can be called
+        return import_module("flashgen.tune")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_PLACES[name]), name)

@@ -3,6 +3,7 @@
 FLASHGEN_CACHE_DIR   generated sources, tuning trials and tables (default: the user's cache folder)
 FLASHGEN_CONFIG_DIR  tuned configs that come before all others (default: none)
 FLASHGEN_STORAGE     where tuning trials are kept, as `flashgen tune --storage` (default: the cache)
+WORLD_SIZE           processes of this job, as torchrun sets it: more than 1 tune one by one
 FLASHGEN_FROZEN      1: raise where something would be generated, compiled or tuned (default: 0)
 """
 
@@ -65,3 +66,9 @@ def storage() -> str | None:
 
 def frozen() -> bool:
     return os.environ.get("FLASHGEN_FROZEN", "0") not in {"", "0"}
+
+
+def in_job() -> bool:
+    """Whether this process is one of several of a job: WORLD_SIZE, as torchrun and others set."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    return size.isdecimal() and int(size) > 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from flashgen.compiler.explaining import compare, explain
     from flashgen.compiler.explanation import Comparison, Explanation
+    from flashgen.compiler.tuning import Tuning, tune
     from flashgen.compiler.verification import CaseResult, Verification, verify
 
 # Name -> module. Imported at first use: a cached kernel's first call needs `choose` alone.
@@ -32,6 +33,8 @@ _PLACES = {
     "explain": "explaining",
     "Comparison": "explanation",
     "Explanation": "explanation",
+    "Tuning": "tuning",
+    "tune": "tuning",
     "CaseResult": "verification",
     "Verification": "verification",
     "verify": "verification",
@@ -43,6 +46,7 @@ __all__ = [
     "CaseResult",
     "Comparison",
     "Explanation",
+    "Tuning",
     "Verification",
     "build",
     "check_served",
@@ -51,6 +55,7 @@ __all__ = [
     "explain",
     "plan",
     "target_of",
+    "tune",
     "unserved_features",
     "verify",
 ]

@@ -41,20 +41,24 @@ def compile(  # noqa: A001 -- the public name; a module-level builtin is not nee
     """A callable `(q, k, v, **inputs) -> out`, or `(out, lse)` with `return_lse`.
 
     target: a GPU id (`flashgen list --targets`) or None, the GPU that the tensors are on; schedule:
-    one schedule for all lengths instead of the chosen ones. Nothing is generated or compiled before
-    the first call. Raises NotServedError for a spec that no kernel family serves, ScheduleError for
-    one that fits no tile.
+    one schedule for all lengths instead of the chosen ones; tune: "auto" tunes at the first call of
+    each shape bucket that has no tuned config, None never tunes. Nothing is generated or compiled
+    before the first call. Raises NotServedError for a spec that no kernel family serves,
+    ScheduleError for one that fits no tile.
     """
     from flashgen.runtime.launch import Attention
 
     check_served(spec_argument("compile", spec))
-    if tune is not None:
-        raise NotServedError(spec.display_name, [f"tune={tune!r}"])
     fixed, given = target_argument(target), schedule_argument(schedule)
 
     def plan_for(device: torch.device) -> tuple[Plan, Path]:
         return plan(spec, fixed or target_of(device), schedule=given, has_lse=return_lse)
 
+    if tune is not None:
+        from flashgen.compiler.tuning import SelfTuning, mode_argument
+
+        mode_argument(tune)
+        return SelfTuning(spec, plan_for, return_lse=return_lse, target=fixed)
     return Attention(spec, plan_for, return_lse=return_lse)
 
 

@@ -65,6 +65,7 @@ class Resolved:
     notes: tuple[str, ...]
 
 
+_Found = list[tuple[Table, Source]]
 NOTHING = Tables((), "")
 _memo: dict[tuple[str, str, str, tuple[Path, ...]], Tables] = {}
 
@@ -98,11 +99,7 @@ def relatives(target: Target) -> tuple[Target, ...]:
 def resolve(tables: Tables, problem: Problem) -> Resolved:
     """The tuned schedule of every bucket that has one, and the notes that go with them."""
     notes: list[str] = []
-    found = [
-        (table, source)
-        for source in tables.sources
-        if (table := _usable(source, problem, notes)) is not None
-    ]
+    found = _all_usable(tables, problem, notes)
     own = [item for item in found if item[1].gpu == problem.target.id]
     others = [item for item in found if item[1].gpu != problem.target.id]
     choices: dict[Bucket, Tuned] = {}
@@ -125,6 +122,16 @@ def resolve(tables: Tables, problem: Problem) -> Resolved:
             f"  hint: `flashgen tune {problem.name}` on this GPU finds its own."
         )
     return Resolved(choices, tuple(notes))
+
+
+def seeds(tables: Tables, problem: Problem, bucket: Bucket) -> tuple[Schedule, ...]:
+    """Tuned schedules worth trying for `bucket`: this GPU's and its relatives', nearest first."""
+    chosen = [
+        entry.schedule
+        for entry, _, _ in _candidates(bucket, _all_usable(tables, problem, []))
+        if _why_not(entry, bucket, problem) is None
+    ]
+    return tuple(dict.fromkeys(chosen))
 
 
 # **** reading ****
@@ -165,6 +172,14 @@ def _sources(folder: Path, gpu: str, spec: AttentionSpec) -> Iterator[Source]:
             yield Source(path, gpu, data)
 
 
+def _all_usable(tables: Tables, problem: Problem, notes: list[str]) -> _Found:
+    return [
+        (table, source)
+        for source in tables.sources
+        if (table := _usable(source, problem, notes)) is not None
+    ]
+
+
 def _usable(source: Source, problem: Problem, notes: list[str]) -> Table | None:
     """The table, if it is one and of this spec and its folder's GPU; a note where it is not."""
     try:
@@ -188,8 +203,6 @@ def _usable(source: Source, problem: Problem, notes: list[str]) -> Table | None:
 
 
 # **** choosing ****
-
-_Found = list[tuple[Table, Source]]
 
 
 def _choose(

@@ -128,17 +128,22 @@ Report = Callable[[Progress], None]
 def search(
     trials: Trials,
     space: Space,
-    measurer: Measurer,
+    measurer: Measurer | None,
     strategy: Strategy,
     limits: Limits,
     *,
     report: Report = lambda progress: None,
     stop: threading.Event | None = None,
+    race: bool = True,
+    before_race: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Measure until a limit is reached, then race. Never raises for what a schedule does.
 
+    before_race: waits for others that measure for the same case, so that their trials count.
+
     Ctrl-C and a storage that fails end the search with the best so far (`interrupted`, `error`).
-    TuningError before the first trial if nothing is feasible.
+    TuningError before the first trial if nothing is feasible. measurer: None where one schedule is
+    feasible, which is not timed.
     """
     if not space.feasible:
         raise TuningError(
@@ -147,7 +152,12 @@ def search(
         )
     if len(space.feasible) == 1:
         return Outcome(space, None, None, {}, 0, {}, "one feasible schedule", 0.0)
-    run = _Search(trials, space, measurer, strategy, limits, report, stop or threading.Event())
+    if measurer is None:
+        raise TypeError("search: a measurer is needed where there is something to choose")
+    stop = stop or threading.Event()
+    run = _Search(
+        trials, space, measurer, strategy, limits, report, stop, before_race if race else None
+    )
     return run.run()
 
 
@@ -160,6 +170,7 @@ class _Search:
     limits: Limits
     report: Report
     stop: threading.Event
+    before_race: Callable[[], None] | None
     known: dict[Schedule, Measurement] = field(default_factory=dict)
     discarded: dict[Schedule, str] = field(default_factory=dict)
     new: int = 0
@@ -170,7 +181,10 @@ class _Search:
         try:
             with _Ahead(self.measurer) as ahead:
                 stopped = self._loop(ahead)
-            raced = self._race()
+            if self.before_race is not None:
+                self.before_race()
+                self._learn()
+                raced = self._race()
         except KeyboardInterrupt:
             stopped, interrupted = "interrupted", True
         except TuningError as failed:

@@ -95,46 +95,40 @@ class TpeOrder:
 class ModelOrder:
     """By predicted time, corrected by what was measured so far.
 
-    The correction is a ridge regression of log(measured / predicted) on the schedule's numbers and
-    their products; with nothing measured it is the plain prediction. Every third proposal is the
-    best predicted neighbour of the best so far, so that a wrong correction does not lead the search
-    away from what is known to be good.
+    The correction is a Bayesian linear regression of log(measured / predicted) on the schedule's
+    numbers and their products; with nothing measured it is the plain prediction. Ordered by the
+    lower end of what is likely (mean minus `daring` standard deviations), a schedule is tried where
+    the model is good or where nothing like it was measured yet.
     """
 
     predicted_us: Mapping[Schedule, float] = field(hash=False)
-    ridge: float = 1.0
+    daring: float = 1.0
+    tilt: float = 0.15  # log of the factor by which a step on an axis is usually mispredicted
+    noise: float = 0.08  # what no such step explains
 
     def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
-        times = _times(known)
-        estimate = self._estimates(times, free)
-        ranked = sorted(free, key=lambda schedule: (estimate[schedule], schedule))
-        measured = {s: t for s, t in times.items() if known[s].measured}
-        if measured and len(known) % 3 == 2:
-            best = min(measured, key=lambda schedule: (measured[schedule], schedule))
-            axes = _Axes.of([*known, *free])
-            place = axes.place(best)
-            near = [s for s in ranked if axes.distance(place, s) <= 1]
-            ranked = [*near[:1], *(s for s in ranked if s not in near[:1])]
-        return ranked
+        estimate = self._estimates(_times(known), free)
+        return sorted(free, key=lambda schedule: (estimate[schedule], schedule))
 
     def _estimates(
         self, times: Mapping[Schedule, float], free: Sequence[Schedule]
     ) -> dict[Schedule, float]:
-        """Log of the corrected time."""
+        """Log of the time at the lower end of what is likely."""
         usable = [s for s in times if s in self.predicted_us]
         plain = {s: math.log(self.predicted_us.get(s, math.inf)) for s in free}
-        if len(usable) < 3:  # fewer tell an offset at most
+        if not usable:
             return plain
         features = np.array([_features(s) for s in [*usable, *free]])
         mean, spread = features.mean(axis=0), features.std(axis=0)
         features = (features - mean) / np.where(spread > 0, spread, 1.0)
         rows, ahead = features[: len(usable)], features[len(usable) :]
         ratio = np.array([math.log(times[s] / self.predicted_us[s]) for s in usable])
-        offset = float(np.median(ratio))
-        weights = np.linalg.solve(
-            rows.T @ rows + self.ridge * np.eye(rows.shape[1]), rows.T @ (ratio - offset)
-        )
-        correction = ahead @ weights
+        ratio = ratio - np.median(ratio)
+        precision = rows.T @ rows / self.noise**2 + np.eye(rows.shape[1]) / self.tilt**2
+        covariance = np.linalg.inv(precision)
+        weights = covariance @ rows.T @ ratio / self.noise**2
+        deviation = np.sqrt(np.einsum("ij,jk,ik->i", ahead, covariance, ahead))
+        correction = ahead @ weights - self.daring * deviation
         return {s: plain[s] + float(c) for s, c in zip(free, correction, strict=True)}
 
 

@@ -1,0 +1,62 @@
+"""What one launch of a shape has to do: the work that rates are of, the roofline, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flashgen.passes.count import visible_pairs, visited_tiles
+from flashgen.problem import Problem
+from flashgen.schedule.budget import budget_for
+from flashgen.schedule.dram import splits_that_fill
+from flashgen.schedule.model import Schedule
+from flashgen.schedule.predict import predicted_time_us
+from flashgen.schedule.roofline import roofline
+from flashgen.spec.parts import Shape
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs of visible matmuls, the least bytes from device memory, and the roofline's time."""
+
+    matmul_flops: float
+    dram_bytes: float
+    bound_us: float
+    compute_bound: bool
+
+    def rate(self, time_us: float) -> tuple[float, str]:
+        """What limits the work, per second: TFLOP/s or GB/s."""
+        if self.compute_bound:
+            return self.matmul_flops / time_us / 1e6, "TFLOP/s"
+        return self.dram_bytes / time_us / 1e3, "GB/s"
+
+
+def work_of(problem: Problem, schedule: Schedule, shape: Shape) -> Work:
+    """The same for every schedule, but where bytes depend on the order of loops."""
+    whole = with_splits(problem, schedule, shape)
+    figures = budget_for(problem, whole).figures(
+        whole,
+        shape,
+        visited_tiles=visited_tiles(problem.spec, shape, whole.block_m, whole.block_n),
+        visible_pairs=visible_pairs(problem.spec, shape),
+    )
+    floor = roofline(figures.matmul_flops, figures.dram_bytes, problem.target, problem.spec.dtype.q)
+    return Work(figures.matmul_flops, figures.dram_bytes, floor.time_us, floor.bound == "compute")
+
+
+def predictions(
+    problem: Problem, schedules: Sequence[Schedule], shape: Shape
+) -> Mapping[Schedule, float]:
+    """Predicted microseconds of a launch, by schedule."""
+    return {
+        schedule: predicted_time_us(problem, with_splits(problem, schedule, shape), shape)
+        for schedule in schedules
+    }
+
+
+def with_splits(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
+    """`schedule` as a call of `shape` runs it, where it leaves the number of splits to the call."""
+    if schedule.num_kv_splits is not None:
+        return schedule
+    one = replace(schedule, num_kv_splits=1)
+    return replace(schedule, num_kv_splits=splits_that_fill(problem, one, shape))
