@@ -76,12 +76,19 @@ def _spec_of(path: Path) -> AttentionSpec:
 
 def _compile(module: ModuleType, problem: Problem, *, aligned: bool) -> int:
     """Compile each kernel of `module`; returns how many those are."""
-    kernels = {kernel.fn.__name__: options for _, _, kernel, options in module.SCHEDULES}
+    kernels: dict[str, dict[str, int]] = {}
+    for _, _, kernel, options in module.SCHEDULES:
+        given = {name: value for name, value in options.items() if name != "num_kv_splits"}
+        kernels[kernel.fn.__name__] = given
+        if "num_kv_splits" in options:  # flash1, whose other kernels the module launches beside it
+            merge = {name: given[name] for name in ("BLOCK_M", "num_warps")}
+            others = {"attention_fwd_flash1_split": given, "attention_merge": merge}
+            kernels |= {name: made for name, made in others.items() if hasattr(module, name)}
     smallest = min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes)
     align = 16 // smallest if aligned else 1
     for name, options in kernels.items():
         pointers = dict(pointer_types(problem))
-        made = compile_ahead(module, name, pointers, dict(options), align, problem.target)
+        made = compile_ahead(module, name, pointers, options, align, problem.target)
         assert made.binary, f"{name}: no machine code"
     return len(kernels)
 

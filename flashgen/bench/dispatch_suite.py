@@ -127,7 +127,7 @@ class Launch:
     def of(
         cls,
         run: Callable[..., object],
-        launch_options: Mapping[str, int],
+        launch_options: Mapping[str, int | None],
         arguments: tuple[object, ...],
     ) -> Launch:
         """Call `run` with a kernel that only writes down how it is launched."""

@@ -12,15 +12,18 @@ from flashgen.codegen.expr import TritonPrinter, clear_denominators
 from flashgen.codegen.host import (
     Argument,
     Entry,
+    Flash1Parameters,
     Parameters,
     arguments,
     callable_doc,
     checked_extents,
+    flash1_parameters,
     host_name,
     identifier,
     parameters,
     schedule_rows,
 )
+from flashgen.codegen.query_range import QueryRange, query_range
 from flashgen.codegen.reads import (
     InputRead,
     dense_tensors,
@@ -81,11 +84,15 @@ class RenderContext:
     visible: str
     score: Score
     bounds: Bounds
+    query_range: QueryRange | None
     program_reads: tuple[InputRead, ...]
     row_reads: tuple[InputRead, ...]
     key_reads: tuple[InputRead, ...]
     pair_reads: tuple[InputRead, ...]
     parameters: Parameters
+    flash1: Flash1Parameters
+    sm_count: int
+    target_name: str
     arguments: tuple[Argument, ...]
     dense_inputs: tuple[tuple[str, int], ...]  # with the elements in 16 bytes
     helpers: frozenset[str]
@@ -93,6 +100,7 @@ class RenderContext:
     callable_name: str
     callable_doc: tuple[str, str]
     entry: Entry = field(default_factory=Entry)
+    kinds: tuple[str, ...] = ()  # of the module's kernels, and their text
     kernels: tuple[str, ...] = ()
 
     @property
@@ -195,11 +203,21 @@ def context(
         visible=visible,
         score=score_text(score, problem, printer),
         bounds=bounds,
+        query_range=query_range(seen.spans, spec, printer),
         program_reads=scopes["program"],
         row_reads=scopes["rows"],
         key_reads=scopes["keys"],
         pair_reads=scopes["pairs"],
         parameters=parameters(spec, dense, checked_extents(loads), has_lse=has_lse),
+        flash1=flash1_parameters(
+            spec,
+            dense,
+            checked_extents(loads),
+            has_lse=has_lse,
+            keeps_bounds=bounds.scan is not None or bounds.kind == "chunks",
+        ),
+        sm_count=problem.target.sm_count,
+        target_name=problem.target.name,
         arguments=arguments(spec),
         dense_inputs=tuple(
             (host_name(name), elems_per_16_bytes(spec.input(name))) for name in sorted(dense)

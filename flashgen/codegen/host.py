@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashgen.codegen.options import options_text
+from flashgen.codegen.options import kernel_kinds, options_text
 from flashgen.codegen.reads import InputRead, elems_per_16_bytes
 from flashgen.dtypes import get_dtype
 from flashgen.schedule.model import Bucket, Schedule
@@ -29,11 +30,29 @@ class Parameters:
 
 
 @dataclass(frozen=True)
+class Flash1Parameters:
+    """Parameters of the kernels of the flash1 order: not split, split, and their merge.
+
+    keeps_bounds: whether loop bounds wait in a workspace of their own; state_align: bytes of which
+    the place of each row's accumulator is a multiple.
+    """
+
+    whole: Parameters
+    split: Parameters
+    merge: Parameters
+    keeps_bounds: bool
+    state_align: int
+
+
+@dataclass(frozen=True)
 class Entry:
     """Names of the kernels in a module."""
 
     loop: str = "attention_fwd"
     single_tile: str = "attention_fwd_single_tile"
+    flash1: str = "attention_fwd_flash1"
+    flash1_split: str = "attention_fwd_flash1_split"
+    merge: str = "attention_merge"
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,8 @@ class Argument:
 HOST_NAMES = frozenset(
     "kernel options batch num_batch num_q_heads num_kv_heads gqa_group q_len kv_len aligned align "
     "grid out lse out_dtype q_max kv_max t tensor unit torch triton tl run SCHEDULES "
-    "has_aligned_rows HEAD_DIM_V all any int float next zip inputs".split()
+    "has_aligned_rows HEAD_DIM_V all any int float next zip inputs num_kv_splits launch heads "
+    "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace".split()
 )
 
 
@@ -68,7 +88,8 @@ def host_name(name: str) -> str:
 # Names with a meaning in a generated module, beside Python's own; a callable hides none of them.
 _IN_MODULE = frozenset(
     "torch triton tl run has_aligned_rows floor_div floor_mod exp2_fp32 tanh attention_fwd "
-    "attention_fwd_single_tile kernel options inputs q k v out lse sink kv_lens "
+    "attention_fwd_single_tile attention_fwd_flash1 attention_fwd_flash1_split attention_merge "
+    "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )
 
@@ -100,7 +121,7 @@ def schedule_rows(choices: Sequence[tuple[Bucket, Schedule]]) -> tuple[tuple[str
         (
             str(b.q_len_max),
             str(b.kv_len_max),
-            getattr(Entry(), s.kernel),
+            getattr(Entry(), kernel_kinds(s)[0]),
             f"dict({options_text(s)})",
         )
         for b, s in rows
@@ -111,7 +132,59 @@ def parameters(
     spec: AttentionSpec, dense: frozenset[str], extents: tuple[str, ...], *, has_lse: bool
 ) -> Parameters:
     """Signature and argument lines, in one order."""
-    groups: list[list[tuple[str, str]]] = [
+    return _parameters(_groups(spec, dense, extents, has_lse=has_lse))
+
+
+_STATE = [(f"{name}_workspace", f"{name}_workspace") for name in ("acc", "m", "l")]
+_BOUNDS = [("bounds_workspace", "bounds_workspace")]
+_SPLITS = [("num_kv_splits: tl.int32", "num_kv_splits")]
+
+
+def flash1_parameters(
+    spec: AttentionSpec,
+    dense: frozenset[str],
+    extents: tuple[str, ...],
+    *,
+    has_lse: bool,
+    keeps_bounds: bool,
+) -> Flash1Parameters:
+    """Those of `parameters` that each kernel needs, and workspaces."""
+    groups = _groups(spec, dense, extents, has_lse=has_lse)
+    state = [*_STATE, *(_BOUNDS if keeps_bounds else [])]
+    results = {"out_ptr", "lse_ptr", "stride_ob", "stride_oh", "stride_om"}
+    sink = {"sink_ptr", "stride_sink_0"}
+    merging = results | sink | {"num_q_heads", "q_len"}
+    walking = [[p for p in group if _name(p) not in results | sink] for group in groups]
+    merged = [[p for p in group if _name(p) in merging] for group in groups]
+    return Flash1Parameters(
+        whole=_parameters([*groups, state]),
+        split=_parameters([*walking, state, _SPLITS]),
+        merge=_parameters([*merged, _STATE, _SPLITS]),
+        keeps_bounds=keeps_bounds,
+        state_align=math.gcd(16, 4 * spec.head_dim.v),
+    )
+
+
+_Group = list[tuple[str, str]]  # (parameter with its type, argument)
+
+
+def _name(parameter: tuple[str, str]) -> str:
+    return parameter[0].split(":")[0]
+
+
+def _parameters(groups: Sequence[_Group]) -> Parameters:
+    present = [group for group in groups if group]
+    return Parameters(
+        lines=tuple(", ".join(p for p, _ in group) + "," for group in present),
+        arguments=tuple(", ".join(a for _, a in group) + "," for group in present),
+        names=tuple(_name(parameter) for group in present for parameter in group),
+    )
+
+
+def _groups(
+    spec: AttentionSpec, dense: frozenset[str], extents: tuple[str, ...], *, has_lse: bool
+) -> list[_Group]:
+    groups: list[_Group] = [
         [(f"{t}_ptr", t) for t in ("q", "k", "v", "out", *(["lse"] if has_lse else []))],
         *[
             _strides(t, axes)
@@ -129,11 +202,7 @@ def parameters(
             )
     sizes = ["num_q_heads", *(["gqa_group"] if spec.heads.group is None else []), "q_len", "kv_len"]
     groups.append([(f"{name}: tl.int32", name) for name in (*sizes, *extents)])
-    return Parameters(
-        lines=tuple(", ".join(p for p, _ in group) + "," for group in groups),
-        arguments=tuple(", ".join(a for _, a in group) + "," for group in groups),
-        names=tuple(p.split(":")[0] for group in groups for p, _ in group),
-    )
+    return groups
 
 
 def checked_extents(loads: Sequence[InputRead]) -> tuple[str, ...]:

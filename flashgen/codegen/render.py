@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, Stric
 from flashgen import settings
 from flashgen.codegen.context import RenderContext, context
 from flashgen.codegen.header import header
+from flashgen.codegen.options import kernel_kinds
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule
 
@@ -21,6 +22,9 @@ from flashgen.schedule.model import Bucket, Schedule
 TEMPLATES = {
     "loop": "triton/attention_fwd.py.jinja",
     "single_tile": "triton/attention_fwd_single_tile.py.jinja",
+    "flash1": "triton/attention_fwd_flash1.py.jinja",
+    "flash1_split": "triton/attention_fwd_flash1.py.jinja",
+    "merge": "triton/attention_merge.py.jinja",
 }
 MODULE_TEMPLATE = "triton/module.py.jinja"
 
@@ -78,11 +82,10 @@ def environment() -> Environment:
 def render(problem: Problem, choices: Sequence[Choice], *, has_lse: bool) -> KernelSource:
     """One module for all `choices`, each a shape bucket with its schedule."""
     ctx = context(problem, choices, has_lse=has_lse, header=header(problem, choices))
-    kinds = sorted({schedule.kernel for _, schedule in choices})
+    kinds = tuple(sorted({kind for _, schedule in choices for kind in kernel_kinds(schedule)}))
     kernels = tuple(_kernel(kind, ctx) for kind in kinds)
-    text = _tidy(
-        environment().get_template(MODULE_TEMPLATE).render(ctx=replace(ctx, kernels=kernels))
-    )
+    complete = replace(ctx, kinds=kinds, kernels=kernels)
+    text = _tidy(environment().get_template(MODULE_TEMPLATE).render(ctx=complete))
     return KernelSource(
         name=ctx.callable_name,
         text=text,
@@ -95,7 +98,8 @@ def render(problem: Problem, choices: Sequence[Choice], *, has_lse: bool) -> Ker
 
 
 def _kernel(kind: str, ctx: RenderContext) -> str:
-    return environment().get_template(TEMPLATES[kind]).render(ctx=ctx).strip()
+    template = environment().get_template(TEMPLATES[kind])
+    return template.render(ctx=ctx, split=kind == "flash1_split").strip()
 
 
 def _tidy(text: str) -> str:

@@ -71,7 +71,6 @@ def unserved_features(spec: AttentionSpec) -> tuple[str, ...]:
         "dtype: fp8_e4m3": "fp8_e4m3" in {*operands, spec.dtype.out},
         "different dtypes of q and kv": len(operands) > 1,
         "dropout": spec.dropout > 0,
-        "loop_order: flash1": spec.loop_order == "flash1",
     }
     return tuple(name for name, present in found.items() if present)
 

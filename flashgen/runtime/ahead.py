@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashgen.codegen.options import options
+from flashgen.codegen.options import kernel_kinds, kernel_options
 from flashgen.dtypes import get_dtype
 from flashgen.errors import CompileError, TargetError
 from flashgen.problem import Problem
@@ -147,15 +147,22 @@ def _amd_usage(assembly: str) -> tuple[int | None, int | None]:
 
 
 def compile_schedule(
-    problem: Problem, plan: Plan, module: ModuleType, schedule: Schedule, *, aligned: bool
+    problem: Problem,
+    plan: Plan,
+    module: ModuleType,
+    schedule: Schedule,
+    *,
+    aligned: bool,
+    kind: str | None = None,
 ) -> CompiledKernel:
-    """Machine code of one schedule of a loaded plan."""
+    """Machine code of one schedule of a loaded plan: of its first kernel, or of that `kind`."""
     align = 16 // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes)
+    kind = kind or kernel_kinds(schedule)[0]
     return compile_ahead(
         module,
-        dict(plan.entries)[schedule.kernel],
+        dict(plan.entries)[kind],
         pointer_types(problem),
-        options(schedule),
+        kernel_options(schedule, kind),
         align if aligned else 1,
         problem.target,
     )
@@ -171,10 +178,10 @@ def pointer_types_of(spec: AttentionSpec) -> Mapping[str, str]:
     kinds = {"q": spec.dtype.q, "k": spec.dtype.kv, "v": spec.dtype.kv, "out": spec.dtype.out}
     kinds |= {"lse": "fp32", "sink": "fp32", "kv_lens": "int32"}
     kinds |= {declared.name: declared.dtype for declared in spec.inputs if declared.shape}
-    return {
-        f"{name}_ptr": f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}"
-        for name, kind in kinds.items()
-    }
+    types = {f"{name}_ptr": kind for name, kind in kinds.items()}
+    types |= {f"{name}_workspace": "fp32" for name in ("acc", "m", "l")}
+    types["bounds_workspace"] = "int32"
+    return {name: f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}" for name, kind in types.items()}
 
 
 _TRITON_TYPES = {

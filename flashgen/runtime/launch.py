@@ -34,7 +34,7 @@ class Loaded:
 
     plan: Plan
     module: ModuleType
-    launches: Mapping[Bucket, tuple[Schedule, object, Mapping[str, int]]]
+    launches: Mapping[Bucket, tuple[Schedule, object, Mapping[str, int | None]]]
 
 
 class Attention:
@@ -111,7 +111,7 @@ class Attention:
         return loaded
 
     def _load(self, device: torch.device) -> Loaded:
-        from flashgen.codegen.options import options
+        from flashgen.codegen.options import kernel_kinds, options
 
         on_gpu = device.type != "cpu"
         if on_gpu:
@@ -125,7 +125,11 @@ class Attention:
             kernels = [getattr(module, name) for name in entries.values()]
             start_building_launchers(kernels, self.spec)
         launches = {
-            bucket: (schedule, getattr(module, entries[schedule.kernel]), options(schedule))
+            bucket: (
+                schedule,
+                getattr(module, entries[kernel_kinds(schedule)[0]]),
+                options(schedule),
+            )
             for bucket, schedule in plan.choices
         }
         return Loaded(plan, module, launches)

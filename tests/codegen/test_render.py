@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,30 @@ GOLDEN: dict[str, dict[str, Any] | str] = {
         "mask": {"expr": "m[b, h, row, k]"},
         "inputs": {"m": {"shape": ["batch", 1, "q_len", "kv_len"], "dtype": "bool"}},
     },
+    "flash1-causal-gqa": {
+        "head_dim": 128,
+        "dtype": "bf16",
+        "heads": {"group": 4},
+        "mask": "causal",
+        "loop_order": "flash1",
+    },
+    "flash1-two-ranges": {
+        "head_dim": 64,
+        "dtype": "fp16",
+        "mask": {"expr": "k < 4 or abs(q - k) < 128"},
+        "loop_order": "flash1",
+    },
+    "flash1-documents-fp32": {
+        "head_dim": 64,
+        "dtype": "fp32",
+        "mask": ["causal", {"same": "doc"}],
+        "inputs": DOC,
+        "sink": "per_head",
+        "loop_order": "flash1",
+    },
 }
+# Splits of a flash1 case: one kernel, or the others, or all with a choice at each call.
+SPLITS: dict[str, int | None] = {"flash1-causal-gqa": None, "flash1-two-ranges": 1}
 
 
 def spec_of(case: str) -> AttentionSpec:
@@ -97,7 +121,12 @@ def spec_of(case: str) -> AttentionSpec:
 
 def rendered(spec: AttentionSpec, *, has_lse: bool = True) -> KernelSource:
     long = NARROW if spec.dtype.q == "fp32" or spec.head_dim.qk > 128 else LONG
-    choices = [(Bucket(None, 64), SHORT), (Bucket(None, None), long)]
+    short = SHORT
+    if spec.loop_order == "flash1":
+        splits = SPLITS.get(spec.display_name, 4)
+        long = replace(long, loop_order="flash1", num_stages=1, num_kv_splits=splits)
+        short = replace(SHORT, loop_order="flash1")
+    choices = [(Bucket(None, 64), short), (Bucket(None, None), long)]
     if spec.head_dim.qk > 128:
         choices = choices[1:]
     return render(Problem(spec, get_target("nvidia-h200")), choices, has_lse=has_lse)

@@ -19,7 +19,7 @@ import torch
 from flashgen import reference
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.reference import Comparison
-from flashgen.runtime.launch import Attention
+from flashgen.runtime.launch import Attention, Loaded
 from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Input
@@ -42,14 +42,15 @@ FORMS = (
     "one_row",  # length expanded, stride 0
 )
 
+NO_POSITION = -(2**30)
 TRIES = 16  # draws of values that say what error is usual for a kind of call
 
 
 @dataclass(frozen=True)
 class Drawn:
     """A call as data. `sizes`: batch, q_heads, kv_heads, q_len, kv_len; `tile`: kernel, block_m,
-    block_n, or None for the default schedules; `poison`: what, besides memory that is not part of
-    any tensor and keys that no query sees, is NaN.
+    block_n, or None for the default schedules; `splits`: of the keys, in the flash1 loop; `poison`:
+    what, besides memory that is not part of any tensor and keys that no query sees, is NaN.
     """
 
     spec: dict[str, Any]
@@ -59,6 +60,7 @@ class Drawn:
     magnitude: float = 1.0
     poison: str = "unseen"
     seed: int = 0
+    splits: int | None = 1
 
     @property
     def q_dtype(self) -> str:
@@ -71,7 +73,16 @@ class Drawn:
         if self.tile is None:
             return None
         kernel, block_m, block_n = self.tile
-        return Schedule(kernel=kernel, block_m=block_m, block_n=block_n, num_warps=4, num_stages=1)
+        order = "flash1" if self.spec.get("loop_order") == "flash1" else "flash2"
+        return Schedule(
+            kernel=kernel,
+            loop_order=order,
+            block_m=block_m,
+            block_n=block_n,
+            num_warps=4,
+            num_stages=1,
+            num_kv_splits=self.splits if (kernel, order) == ("loop", "flash1") else 1,
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,10 @@ class Call:
 
 
 def kernel_of(spec: AttentionSpec, schedule: Schedule | None = None) -> Attention:
-    """The callable with lse, whose outputs are NaN with a guard around them before each launch."""
+    """The callable with lse, whose outputs are NaN with a guard around them before each launch.
+
+    So are the workspaces that the generated module allocates.
+    """
     kernel = compile_spec(spec, schedule=schedule, return_lse=True)
     plain = kernel.empty_outputs
 
@@ -105,7 +119,27 @@ def kernel_of(spec: AttentionSpec, schedule: Schedule | None = None) -> Attentio
         return guarded(out), guarded(lse)
 
     kernel.empty_outputs = poisoned
+    load = kernel._load
+
+    def loaded(device: torch.device) -> Loaded:
+        found = load(device)
+        found.module.torch = PoisonedTorch()  # what a generated module calls torch
+        return found
+
+    kernel._load = loaded
     return kernel
+
+
+class PoisonedTorch:
+    """torch, but that `empty` tensors hold NaN, and numbers that are no position."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*shape: int, **options: Any) -> torch.Tensor:
+        tensor = torch.empty(*shape, **options)
+        return tensor.fill_(math.nan if tensor.is_floating_point() else NO_POSITION)
 
 
 def guarded(like: torch.Tensor) -> torch.Tensor:

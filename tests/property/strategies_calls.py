@@ -234,6 +234,7 @@ def specs(draw: st.DrawFn, head_dims: tuple[int, ...] = HEAD_DIMS) -> dict[str, 
         "kv_lens": draw(st.sampled_from(("none", "none", "per_batch"))),
         "layout": draw(st.sampled_from(("bhsd", "bhsd", "bshd"))),
         "scale": draw(st.sampled_from(("auto", "auto", "auto", 0, -0.5, 1, 0.3))),
+        "loop_order": draw(st.sampled_from(("flash2", "flash2", "flash1", "auto"))),
     }
     if draw(st.integers(0, 3)) == 0:
         fields["head_dim"] = {"qk": fields["head_dim"], "v": draw(st.sampled_from(head_dims))}
@@ -299,4 +300,5 @@ def calls(draw: st.DrawFn) -> Drawn:
         magnitude=draw(st.sampled_from((1.0, 1.0, 0.0, 0.1, 5.0))),
         poison=draw(st.sampled_from(("unseen", "unseen", "unseen", "none", "seen_v", "seen_k"))),
         seed=draw(st.integers(0, 2**16)),
+        splits=draw(st.sampled_from((1, 1, 2, 3, 9, None))),
     )
