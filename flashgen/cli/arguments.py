@@ -26,6 +26,7 @@ TargetOption = Annotated[
     str | None,
     typer.Option("--target", metavar="ID", help="GPU to compile for; `flashgen list --targets`."),
 ]
+SHAPE_FIELDS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
@@ -77,3 +78,18 @@ def _not_found(argument: str, shipped: dict[str, Path]) -> SpecError:
     hint = f"{meant}`flashgen list` shows the shipped specs."
     message = "no such file, and no shipped spec has this name"
     return SpecError([SpecProblem(argument, 0, 0, "", message, hint)])
+
+
+def parse_shape(text: str | None) -> dict[str, int] | None:
+    """The value of `--shape`: five numbers, in the order of `SHAPE_FIELDS`."""
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(SHAPE_FIELDS):
+        raise typer.BadParameter(
+            f"--shape: expected five whole numbers, {','.join(SHAPE_FIELDS)} (got {text!r})"
+        )
+    return dict(zip(SHAPE_FIELDS, numbers, strict=True))

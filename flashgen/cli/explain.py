@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashgen.cli.arguments import JsonOption, find_spec, named_path, path_exists
+from flashgen.cli.arguments import (
+    JsonOption,
+    find_spec,
+    named_path,
+    parse_shape,
+    path_exists,
+)
 from flashgen.cli.output import print_json
 from flashgen.spec.model import AttentionSpec
 
@@ -15,7 +21,6 @@ if TYPE_CHECKING:
     from flashgen.compiler.explanation import Comparison, Explanation
 
 ALL = "all"
-SHAPE_FIELDS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
 
 
 def explain(
@@ -59,7 +64,7 @@ def explain(
 
     Derived, not measured. Needs neither a GPU nor torch; pictures need the extra `plot`.
     """
-    sizes = _shape(shape)
+    sizes = parse_shape(shape)
     if (plot or html) and target == ALL:
         raise typer.BadParameter("--plot and --html show one target, not --target all")
     found = [find_spec(path) for argument in specs for path in _paths(argument)]
@@ -83,20 +88,6 @@ def _paths(argument: str) -> list[str]:
     is_folder = bool(argument) and path_exists(folder) and folder.is_dir()
     inside = sorted(map(str, folder.glob("*.yaml"))) if is_folder else []
     return inside or [argument]
-
-
-def _shape(text: str | None) -> dict[str, int] | None:
-    if text is None:
-        return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != len(SHAPE_FIELDS):
-        raise typer.BadParameter(
-            f"--shape: expected five whole numbers, {','.join(SHAPE_FIELDS)} (got {text!r})"
-        )
-    return dict(zip(SHAPE_FIELDS, numbers, strict=True))
 
 
 def _explained(

@@ -23,6 +23,7 @@ from flashgen.cli.output import say
 from flashgen.cli.schema import schema
 from flashgen.cli.show import show
 from flashgen.cli.streams import forget_output
+from flashgen.cli.tune import tune
 from flashgen.cli.verify import verify
 from flashgen.errors import FlashgenError, SpecError
 
@@ -109,6 +110,7 @@ def _show_warning(
 
 app.command(name="build")(build)
 app.command(name="verify")(verify)
+app.command(name="tune")(tune)
 app.command(name="list")(list_)
 app.command(name="show")(show)
 app.command(name="explain")(explain)

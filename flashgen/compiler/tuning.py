@@ -21,6 +21,7 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
 from flashgen.tune import lookup
+from flashgen.tune.drift import Drift, check_table
 from flashgen.tune.search import Limits
 from flashgen.tune.session import MakeMeasurer, Report, Request, Result, cases_of, tune_case
 from flashgen.tune.storage import need_optuna
@@ -135,6 +136,53 @@ def _tuned(
         if found is not None and found.error is not None:
             raise TuningError(f"{found.error}\n  {best_so_far(result)}") from found.error
     return Tuning(problem.spec, problem.target, path, tuple(results))
+
+
+def table_of(
+    spec: AttentionSpec, *, target: str | Target | None = None, out: str | Path | None = None
+) -> Table:
+    """The table of `spec` in the folder `out`; None: in the first folder that has one.
+
+    TableError: there is none, or it cannot be read.
+    """
+    chosen = target_argument(target) or target_of(_here())
+    folders = [Path(out)] if out is not None else list(lookup.folders())
+    paths = [table_path(folder, chosen.id, spec.display_name) for folder in folders]
+    return read_table(next((path for path in paths if path.is_file()), paths[-1]))
+
+
+def check_entries(
+    spec: AttentionSpec,
+    *,
+    target: str | Target | None = None,
+    out: str | Path | None = None,
+    devices: str | Sequence[int] | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+    make_measurer: MakeMeasurer | None = None,
+) -> tuple[Drift, ...]:
+    """Time the entries of a table (`table_of`) again, against the untuned choice."""
+    check_served(spec_argument("check_entries", spec))
+    numbers = _devices(devices) if make_measurer is None else _numbers(devices)
+    chosen = target_argument(target) or target_of(_first(numbers, make_measurer))
+    table = table_of(spec, target=chosen, out=out)
+    if table.fingerprint != spec.fingerprint:
+        raise TuningError(
+            f"{spec.display_name}: the spec changed since its table was written\n"
+            f"  hint: `flashgen tune {spec.display_name}` writes a new one."
+        )
+    device = device_here(numbers[0]) if make_measurer is None else Device.of_target(chosen)
+    problem = Problem(spec, chosen)
+    found: list[Drift] = []
+    for number, entry in enumerate(table.entries, 1):
+        progress(f"checking {number} of {len(table.entries)}: {entry.place}")
+        one = Table(table.spec, table.fingerprint, table.gpu, (entry,))
+        measurers = make_measurer or on_gpu(problem)
+        found += check_table(one, problem, device, measurers, devices=numbers)
+    return tuple(found)
+
+
+def _here() -> torch.device:
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 class TuningInterrupted(KeyboardInterrupt):

@@ -72,12 +72,21 @@ _memo: dict[tuple[str, str, str, tuple[Path, ...]], Tables] = {}
 
 def tables_of(spec: AttentionSpec, target: Target) -> Tables:
     """The tables of `spec`, by name or fingerprint, for `target` and GPUs like it. Memoised."""
-    folders = tuple(_folders())
-    key = (spec.fingerprint, spec.display_name, target.id, folders)
+    places = tuple(folders())
+    key = (spec.fingerprint, spec.display_name, target.id, places)
     found = _memo.get(key)
     if found is None:
-        found = _memo[key] = _read_all(spec, target, folders)
+        found = _memo[key] = _read_all(spec, target, places)
     return found
+
+
+def folders() -> Iterator[Path]:
+    """Where tables are looked for, first to last."""
+    chosen = settings.config_dir()
+    if chosen is not None:
+        yield chosen
+    yield settings.cache_dir() / "tuned_configs"
+    yield settings.tuned_configs_dir()
 
 
 def forget() -> None:
@@ -137,18 +146,10 @@ def seeds(tables: Tables, problem: Problem, bucket: Bucket) -> tuple[Schedule, .
 # **** reading ****
 
 
-def _folders() -> Iterator[Path]:
-    chosen = settings.config_dir()
-    if chosen is not None:
-        yield chosen
-    yield settings.cache_dir() / "tuned_configs"
-    yield settings.tuned_configs_dir()
-
-
-def _read_all(spec: AttentionSpec, target: Target, folders: tuple[Path, ...]) -> Tables:
+def _read_all(spec: AttentionSpec, target: Target, places: tuple[Path, ...]) -> Tables:
     gpus = (target.id, *(other.id for other in relatives(target)))
     sources = tuple(
-        source for gpu in gpus for folder in folders for source in _sources(folder / gpu, gpu, spec)
+        source for gpu in gpus for folder in places for source in _sources(folder / gpu, gpu, spec)
     )
     texts = [f"{s.gpu}/{s.path.name}\0{fingerprint_text(s.data.hex())}" for s in sources]
     return Tables(sources, fingerprint_text("\n".join(texts)) if sources else "")

@@ -221,7 +221,11 @@ class _Search:
             self._learn()
 
     def _learn(self) -> None:
-        """What this and other processes have found out; only schedules of this space count."""
+        """What this and other processes have found out; only schedules of this space count.
+
+        Trials of processes that are gone are finished or freed on the way.
+        """
+        self.trials.recover()
         inside = set(self.space.feasible)
         found = {s: m for s, m in self.trials.known().items() if s in inside}
         self.known.update(found)
@@ -240,10 +244,10 @@ class _Search:
         return [*first, *(self.strategy.order(self.known, rest) if rest else [])]
 
     def _measure(self, schedule: Schedule) -> None:
+        self._report(f"measuring {schedule}")
         claim = self.trials.claim(schedule)
         if claim is None:  # another process was faster
             return
-        self._report(f"measuring {schedule}")
         with claim.alive():
             found = self.measurer.measure(schedule)
             self.known[schedule] = found

@@ -181,9 +181,10 @@ class Trials:
             attributes = self._study.user_attrs
         for name, value in attributes.items():
             if name.startswith(prefix):
-                schedule = _parsed(json.loads(name[len(prefix) :]))
-                if schedule is not None:
-                    yield schedule, value
+                with suppress(ValueError):  # a name that someone else gave
+                    schedule = _parsed(json.loads(name[len(prefix) :]))
+                    if schedule is not None:
+                        yield schedule, value
 
     def _trials(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
