@@ -12,6 +12,7 @@ from flashgen.schedule.space import check
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
+from flashgen.tune.candidates import Candidates
 
 Mask = Literal["full", "causal", "window"]
 
@@ -66,6 +67,10 @@ class CounterCase:
     def shape(self) -> Shape:
         kv_heads = self.heads // self.group
         return Shape(self.batch, self.heads, kv_heads, self.length, self.length)
+
+    def candidates(self, target: Target, schedule: Schedule) -> Candidates:
+        """The module that holds the schedule's kernels, the same in every process."""
+        return Candidates.of(Problem(self.spec, target), [schedule], has_lse=False)
 
     def schedule(self, target: Target) -> Schedule | None:
         """The tile with as many stages as fit, up to 3; None where it does not fit at all."""

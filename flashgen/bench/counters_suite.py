@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from flashgen.bench import ncu
-from flashgen.bench.compiling import Compiled, Compiling, Job
 from flashgen.bench.counter_cases import ORDERS, CounterCase, counter_cases
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
 from flashgen.compiler.choose import target_of, unserved_features
 from flashgen.schedule.model import Schedule
 from flashgen.target import Target
+from flashgen.tune.ahead import Compiled, Compiling, Job
 
 PROGRAM = "flashgen.bench.counters_program"
 START_S = 15.0  # python, torch and CUDA under Nsight Compute, before the first case
@@ -41,7 +41,7 @@ class Chosen:
     schedule: Schedule
 
     def job(self, target: Target) -> Job:
-        return Job(self.case.spec, target, self.schedule)
+        return Job(self.case.candidates(target, self.schedule), self.schedule)
 
 
 def run_counters(run: Run, device: torch.device) -> None:
@@ -51,7 +51,8 @@ def run_counters(run: Run, device: torch.device) -> None:
     chosen = _served(run, target)
     if not chosen:
         return
-    with Compiling([each.job(target) for each in chosen]) as compiling:
+    with Compiling() as compiling:
+        compiling.submit(each.job(target) for each in chosen)
         metrics = ncu.available(tool, ncu.METRICS)
         _say_missing(run, metrics)
         until = time.monotonic() + (run.budget_s - run.seconds) / 2

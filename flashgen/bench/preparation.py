@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from flashgen.bench.run import Say
-from flashgen.compiler.machine_code import cores
+from flashgen.tune.processes import cores
 
 Kind = Literal["spec", "kernels", "mask"]  # what `worker.py` does for each is said there
 

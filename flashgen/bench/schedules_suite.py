@@ -16,7 +16,6 @@ import torch
 
 from flashgen import settings
 from flashgen.bench.accuracy import Oracle
-from flashgen.bench.compiling import Compiled, Compiling, Job
 from flashgen.bench.contest import contest
 from flashgen.bench.peers import Attend, Contestant
 from flashgen.bench.record import WRONG, CaseRecord, Result
@@ -24,7 +23,6 @@ from flashgen.bench.run import Run
 from flashgen.bench.sampling import sample
 from flashgen.bench.specs_suite import case_id
 from flashgen.bench.work import count_work
-from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import target_of, unserved_features
 from flashgen.problem import Problem
 from flashgen.schedule.model import Schedule, bucket_of
@@ -33,6 +31,8 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
+from flashgen.tune.ahead import Compiled, Compiling, Job
+from flashgen.tune.candidates import Candidates, has_aligned_rows
 from flashgen.tune.tensors import argument_bytes, draw, sets_needed
 from flashgen.tune.timing import Clock
 
@@ -64,8 +64,13 @@ class Plan:
     def id(self) -> str:
         return case_id(self.spec, self.shape)
 
-    def jobs(self, target: Target) -> list[Job]:
-        return [Job(self.spec, target, schedule) for schedule in self.schedules]
+    def candidates(self, target: Target) -> Candidates:
+        """The one module that all of them share."""
+        return Candidates.of(Problem(self.spec, target), self.schedules, has_lse=False)
+
+    def jobs(self, candidates: Candidates) -> list[Job]:
+        aligned = has_aligned_rows(candidates.problem, self.shape.kv_len)
+        return [Job(candidates, schedule, aligned) for schedule in self.schedules]
 
 
 def plans(target: Target, *, count: int = COUNT) -> list[Plan]:
@@ -96,15 +101,18 @@ def run_schedules(run: Run, clock: Clock, device: torch.device, l2_bytes: int) -
             served.append(plan)
     if not served:
         return
-    with Compiling([job for plan in served for job in plan.jobs(target)]) as compiling:
-        for plan in served:
+    with Compiling() as compiling:
+        modules = {plan: plan.candidates(target) for plan in served}
+        for plan, candidates in modules.items():
+            compiling.submit(plan.jobs(candidates))
+        for plan, candidates in modules.items():
             if not run.has_time_for(plan.id):
                 continue
             left = run.budget_s - run.seconds
-            compiled = compiling.wait_for(plan.jobs(target), time.monotonic() + left)
+            compiled = compiling.wait_for(plan.jobs(candidates), time.monotonic() + left)
             known = {job.schedule: said for job, said in compiled.items()}
             run.say(f"{run.seconds:6.1f} s  {plan.id}: {_compile_line(known)}")
-            run.add(measure_plan(plan, known, clock, device, l2_bytes))
+            run.add(measure_plan(plan, candidates, known, clock, device, l2_bytes))
 
 
 def _compile_line(known: Mapping[Schedule, Compiled]) -> str:
@@ -115,6 +123,7 @@ def _compile_line(known: Mapping[Schedule, Compiled]) -> str:
 
 def measure_plan(
     plan: Plan,
+    candidates: Candidates,
     known: Mapping[Schedule, Compiled],
     clock: Clock,
     device: torch.device,
@@ -133,7 +142,7 @@ def measure_plan(
         if said.error is not None
     ]
     contestants = [
-        Contestant(str(schedule), _builder(spec, schedule))
+        Contestant(str(schedule), _builder(candidates, schedule))
         for schedule, said in known.items()
         if said.error is None
     ]
@@ -174,9 +183,9 @@ def schedule_facts(
     }
 
 
-def _builder(spec: AttentionSpec, schedule: Schedule) -> Callable[[], Attend]:
+def _builder(candidates: Candidates, schedule: Schedule) -> Callable[[], Attend]:
     def build() -> Attend:
-        attention = compile_spec(spec, schedule=schedule)
+        attention = candidates.attention(schedule)
         return lambda a: attention(a.q, a.k, a.v, **a.others)
 
     return build

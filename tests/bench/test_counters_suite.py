@@ -13,7 +13,6 @@ import torch
 from test_report import record_of
 
 from flashgen.bench import counters_program, counters_suite, ncu
-from flashgen.bench.compiling import Compiled, Job
 from flashgen.bench.counter_cases import LENGTHS, MASKS, TILES, CounterCase, case_of, counter_cases
 from flashgen.bench.counters_report import agreement, agreements, counted
 from flashgen.bench.counters_suite import Chosen, case_record, run_counters
@@ -24,6 +23,7 @@ from flashgen.bench.run import Run
 from flashgen.problem import Problem
 from flashgen.schedule.space import check
 from flashgen.target import get_target
+from flashgen.tune.ahead import Compiled, Job
 
 CPU = torch.device("cpu")
 TARGET = get_target("nvidia-h200")
@@ -63,14 +63,14 @@ print("not reached: the last one", file=sys.stderr)
 class FakeCompiling:
     """Has compiled everything already; one tile of it was refused."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self.jobs = list(jobs)
-
     def __enter__(self) -> FakeCompiling:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        self.jobs = list(jobs)
 
     def wait_for(self, jobs: Iterable[Job], until: float) -> Mapping[Job, Compiled]:
         refused = Compiled(3.0, error="CompileError: no")

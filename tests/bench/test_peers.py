@@ -10,12 +10,13 @@ from fake_clock import FakeClock
 
 from flashgen import reference
 from flashgen.bench import peers
-from flashgen.bench.accuracy import Oracle, fault, slabs
+from flashgen.bench.accuracy import Oracle, fault
 from flashgen.bench.cases import FlexCase, flex_cases
 from flashgen.bench.contest import contest
 from flashgen.bench.flex_suite import draw_sets, measure_case
 from flashgen.bench.peers import Contestant, mask_mod, plain_contestants, variant_contestants
 from flashgen.spec.parts import Shape
+from flashgen.tune.oracle import slabs
 from flashgen.tune.tensors import Arguments
 
 CPU = torch.device("cpu")

@@ -11,7 +11,6 @@ from fake_clock import FakeClock
 from test_report import record_of
 
 from flashgen.bench import schedules_report, schedules_suite
-from flashgen.bench.compiling import Compiled, Job
 from flashgen.bench.record import CaseRecord, Record, Result
 from flashgen.bench.report import progress_line, render
 from flashgen.bench.run import Run
@@ -24,6 +23,8 @@ from flashgen.schedule.space import check
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
+from flashgen.tune.ahead import Compiled, Job
+from flashgen.tune.candidates import Candidates
 from flashgen.tune.summary import summarise
 
 CPU = torch.device("cpu")
@@ -41,14 +42,14 @@ BAD = Compiled(45.0, error="compiling took over 45 s")
 class FakeCompiling:
     """Has compiled everything already."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self.jobs = list(jobs)
-
     def __enter__(self) -> FakeCompiling:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        self.jobs = list(jobs)
 
     def wait_for(self, jobs: Iterable[Job], until: float) -> Mapping[Job, Compiled]:
         return {job: GOOD if job.schedule == TILES[0] else BAD for job in jobs}
@@ -66,7 +67,7 @@ def test_every_spec_has_its_schedules_and_all_of_them_are_feasible() -> None:
 def test_schedules_are_checked_timed_and_recorded_with_their_fields() -> None:
     clock = FakeClock(default=25.0)
     known = {TILES[0]: GOOD, TILES[1]: BAD}
-    case = measure_plan(SMALL, known, clock, CPU, l2_bytes=1, rounds=2)
+    case = measure_plan(SMALL, SMALL.candidates(TARGET), known, clock, CPU, l2_bytes=1, rounds=2)
     assert case.id == "small/b1/h2:1/q40/k150"
     assert measured_us(case) == {str(TILES[0]): pytest.approx(25_000.0)}
     timed, refused = case.results
@@ -87,11 +88,13 @@ def test_schedules_are_checked_timed_and_recorded_with_their_fields() -> None:
 
 
 def test_a_wrong_schedule_is_said_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(spec: AttentionSpec, schedule: Schedule) -> Callable[[], object]:
+    def broken(candidates: Candidates, schedule: Schedule) -> Callable[[], object]:
         return lambda: lambda a: torch.full_like(a.q, 0.5)
 
     monkeypatch.setattr(schedules_suite, "_builder", broken)
-    case = measure_plan(SMALL, dict.fromkeys(TILES, GOOD), FakeClock(), CPU, l2_bytes=1)
+    case = measure_plan(
+        SMALL, SMALL.candidates(TARGET), dict.fromkeys(TILES, GOOD), FakeClock(), CPU, l2_bytes=1
+    )
     assert measured_us(case) == {}
     assert record_of("schedules", [case]).wrong == (case.id,)
     assert progress_line(case) == f"{case.id}: no schedule was timed"
