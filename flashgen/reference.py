@@ -129,11 +129,20 @@ class Reader:
     def _arithmetic(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         if name == "/":
             return left.to(self.real) / right.to(self.real)
-        if name == "//":
-            return torch.floor_divide(left, right).to(torch.int64)
-        if name == "%":
-            return torch.remainder(left, right)  # takes the sign of the divisor, as Python's % does
+        if name in {"//", "%"}:
+            return self._divided(name, left, right)
         return {"+": operator.add, "-": operator.sub, "*": operator.mul}[name](left, right)
+
+    @staticmethod
+    def _divided(name: str, left: Tensor, right: Tensor) -> Tensor:
+        """left // right (an integer) or left % right, rounded down; 0 where right is 0."""
+        by_zero = right == 0
+        right = torch.where(by_zero, torch.ones_like(right), right)
+        if name == "//":
+            result = torch.floor_divide(left, right).to(torch.int64)
+        else:
+            result = torch.remainder(left, right)  # with the sign of the divisor, as Python's
+        return torch.where(by_zero, torch.zeros_like(result), result)
 
     def _call(self, node: Call) -> Tensor:
         if node.function == "where":

@@ -24,6 +24,8 @@ ID_LIMITS = {
     "int64": ("-9223372036854775808", "9223372036854775807"),
     "bool": ("0", "1"),
 }
+# A bound that has 64 bits, as key positions have it: there are none beyond 2**29.
+_NARROWED = "tl.minimum(tl.maximum({}, -1073741824), 1073741824).to(tl.int32)"
 FLOAT_LIMITS = ('float("-inf")', 'float("inf")')
 
 
@@ -137,7 +139,10 @@ def _period_parts(span: Span) -> tuple[sp.Basic, ...]:
 
 def _span_text(span: Span, printer: TritonPrinter) -> SpanText:
     def bound(e: sp.Expr) -> str:
-        return "" if e.is_infinite else printer.doprint(e)
+        if e.is_infinite:
+            return ""
+        text = printer.doprint(e)
+        return _NARROWED.format(text) if printer.is_wide(e) else text
 
     def condition(e: sp.Basic) -> str:
         return "" if e == sp.true else printer.doprint(e)

@@ -7,14 +7,29 @@ where the operand cannot be negative, and as the module's `floor_div` / `floor_m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from itertools import takewhile
 
 import sympy as sp
 from sympy.printing.precedence import PRECEDENCE, precedence
 from sympy.printing.str import StrPrinter
 
+from flashgen.codegen.integers import (
+    MAX_INT32,
+    RANGES,
+    WIDE_SYMBOLS,
+    Interval,
+    gathered,
+    interval,
+    is_ratio,
+    is_rounded_real,
+    size,
+    steps,
+)
 from flashgen.spec import symbolic as sym
+from flashgen.spec.parts import MAX_FP32, MAX_INT64, MIN_FP32
 
 LOG2_E = 1.4426950408889634  # log2(e): exp(x) = exp2(x * LOG2_E), and the hardware has exp2
 
@@ -49,13 +64,54 @@ class TritonPrinter(StrPrinter):
         self.names = names
         self.helpers: set[str] = set() if helpers is None else helpers
         self.precise = precise
+        self.shallow = 0.0  # slopes below which tanh needs care where its argument is small
+        self.ranges: dict[sp.Basic, Interval] = dict(RANGES)
+
+    def name_part(self, symbol: sp.Symbol, value: sp.Expr) -> None:
+        """From here on `symbol`, the variable of this name, stands for `value`."""
+        if symbol.is_integer:
+            self.ranges[symbol] = interval(value, self.ranges)
+
+    def is_wide(self, e: sp.Basic) -> bool:
+        """Whether the text of a whole expression has 64 bits, or is a number that needs them."""
+        if isinstance(e, (sp.Indexed, sp.core.relational.Relational)) or not e.args:
+            return e in WIDE_SYMBOLS or (e.is_Integer and size(e) > MAX_INT32)
+        return self._needs_64_bits(e) or any(self.is_wide(arg) for arg in e.args)
+
+    def _needs_64_bits(self, e: sp.Basic) -> bool:
+        """Whether a whole expression could leave 32 bits, in a step on the way to it too."""
+        whole = getattr(e, "is_integer", False) and not is_rounded_real(e)
+        return bool(whole) and steps(e, self.ranges) > MAX_INT32
+
+    def _operands(
+        self, operands: Sequence[sp.Expr], bind: int = 0, *, wide: bool = False
+    ) -> list[str]:
+        """Texts of operands; with `wide`, or for numbers that need it, whole ones in 64 bits.
+
+        The first that is no number is widened: what is computed with it has 64 bits too.
+        """
+        texts = [self.parenthesize(operand, bind) for operand in operands]
+        whole = all(o.is_integer and not is_rounded_real(o) for o in operands)
+        large = any(o.is_Integer and size(o) > MAX_INT32 for o in operands)
+        first = next((n for n, o in enumerate(operands) if not o.is_number), None)
+        if whole and (wide or large) and first is not None and not self.is_wide(operands[first]):
+            texts[first] = f"{self.parenthesize(operands[first], PRECEDENCE['Atom'])}.to(tl.int64)"
+        return texts
 
     def _print(self, expr: object, **kwargs: object) -> str:
         name = self.names.get(expr) if isinstance(expr, sp.Basic) else None
         return name if name is not None else str(super()._print(expr, **kwargs))
 
     def _print_Float(self, expr: sp.Float) -> str:
-        return repr(float(expr))
+        """A number that fp32 can hold: from others Triton makes fp64."""
+        value = float(expr)
+        if abs(value) > MAX_FP32:
+            return f'float("{math.copysign(math.inf, value)}")'
+        return repr(value if abs(value) >= MIN_FP32 else 0.0)
+
+    def _print_Integer(self, expr: sp.Integer) -> str:
+        """Beyond 64 bits a factor of real numbers: whole expressions have none (spec/symbolic)."""
+        return str(expr.p) if abs(expr.p) <= MAX_INT64 else repr(float(expr))
 
     def _print_Rational(self, expr: sp.Rational) -> str:
         return str(expr.p) if expr.q == 1 else repr(expr.p / expr.q)
@@ -69,11 +125,14 @@ class TritonPrinter(StrPrinter):
     def _print_Add(self, expr: sp.Add, order: object = None) -> str:
         """Positive terms first, so that no sum starts with a minus that it can avoid."""
         terms = sorted(
-            expr.args, key=lambda t: (_is_negative(t), t.is_number, sp.default_sort_key(t))
+            gathered(expr.args),
+            key=lambda t: (_is_negative(t), t.is_number, sp.default_sort_key(t)),
         )
-        text = self.parenthesize(terms[0], PRECEDENCE["Add"])
+        whole = list(takewhile(lambda term: term.is_integer, terms))
+        wide = self._needs_64_bits(sp.Add(*whole, evaluate=False))
+        text = self._operands(whole or terms[:1], PRECEDENCE["Add"], wide=wide)[0]
         for term in terms[1:]:
-            sign, shown = ("-", -term) if _is_negative(term) else ("+", term)
+            sign, shown = ("-", _negated(term)) if _is_negative(term) else ("+", term)
             bind = PRECEDENCE["Mul"] if isinstance(shown, sp.Add) else PRECEDENCE["Add"]
             text += f" {sign} {self.parenthesize(shown, bind)}"
         return text
@@ -84,14 +143,28 @@ class TritonPrinter(StrPrinter):
         below = [1 / a for a in expr.args if _is_reciprocal(a)]
         negative = bool(above) and above[0] == -1 and len(above) > 1
         factors = sorted(above[1:] if negative else above, key=_how_often)
-        shown = [self.parenthesize(a, PRECEDENCE["Mul"]) for a in factors]
+        shown = self._factors(expr, factors)
         if factors and factors[0].is_number:
             shown[0] = self._print(factors[0])
         text = " * ".join(shown) or "1.0"
         if below:
-            bottom = " * ".join(self.parenthesize(a, PRECEDENCE["Pow"]) for a in below)
+            bottom = " * ".join(self._factors(sp.Mul(*below), below, PRECEDENCE["Pow"]))
             text = f"{text} / ({bottom})" if len(below) > 1 else f"{text} / {bottom}"
         return f"-{text}" if negative else text
+
+    def _factors(
+        self, product: sp.Expr, factors: Sequence[sp.Expr], bind: int = PRECEDENCE["Mul"]
+    ) -> list[str]:
+        """Texts of factors; whole ones that come first in a real product do not overflow there."""
+        if product.is_integer:
+            return self._operands(factors, bind, wide=self._needs_64_bits(product))
+        texts = [self.parenthesize(factor, bind) for factor in factors]
+        whole = list(takewhile(lambda factor: factor.is_integer, factors))
+        if len(whole) > 1 and self._needs_64_bits(sp.Mul(*whole, evaluate=False)):
+            first = next((n for n, factor in enumerate(whole) if not factor.is_number), None)
+            if first is not None:
+                texts[first] = self._real(factors[first])
+        return texts
 
     def _print_Pow(self, expr: sp.Pow, rational: bool = False) -> str:
         base, exponent = expr.args
@@ -108,14 +181,16 @@ class TritonPrinter(StrPrinter):
         if exponent < 0:
             return f"1.0 / ({self._whole_power(base, -exponent)})"
         if exponent <= LONGEST_PRODUCT:
-            return " * ".join([self.parenthesize(base, PRECEDENCE["Mul"])] * exponent)
+            power = sp.Pow(base, exponent, evaluate=False)
+            wide = self._needs_64_bits(power)
+            return " * ".join(self._operands([base] * exponent, PRECEDENCE["Mul"], wide=wide))
         if exponent % 2:
             factor = self.parenthesize(base, PRECEDENCE["Mul"])
             return f"{self._whole_power(base, exponent - 1)} * {factor}"
         return f"tl.exp2({float(exponent)} * tl.log2({self._real(sp.Abs(base))}))"
 
     def _print_Abs(self, expr: sp.Abs) -> str:
-        return f"tl.abs({self._print(expr.args[0])})"
+        return f"tl.abs({self._operands(expr.args, wide=self._needs_64_bits(expr))[0]})"
 
     def _print_exp(self, expr: sp.exp) -> str:
         return f"tl.exp({self._real(expr.args[0])})"
@@ -134,29 +209,29 @@ class TritonPrinter(StrPrinter):
     def _print_tanh(self, expr: sp.tanh) -> str:
         """1 - 2/(exp(2x) + 1): exact limits at both ends, two special-function instructions.
 
-        Its error is absolute, too large for fp32 where x is small: there the module's `tanh`.
+        Its error is absolute: where x is small, too large for fp32 and for large factors around it.
+        There the module's `tanh`.
         """
-        if self.precise:
+        if self.precise or abs(expr.args[0].as_coeff_Mul()[0]) < self.shallow:
             self.helpers.add("tanh")
             return f"tanh({self._real(expr.args[0])})"
         doubled = sp.Float(2 * LOG2_E) * expr.args[0]
         return f"(1.0 - 2.0 / (tl.exp2({self._print(doubled)}) + 1.0))"
 
     def _print_Max(self, expr: sp.Max) -> str:
-        return self._nested("tl.maximum", expr.args)
+        return self._nested("tl.maximum", expr)
 
     def _print_Min(self, expr: sp.Min) -> str:
-        return self._nested("tl.minimum", expr.args)
+        return self._nested("tl.minimum", expr)
 
-    def _nested(self, function: str, args: tuple[sp.Expr, ...]) -> str:
-        texts = [self._print(a) for a in sorted(args, key=sp.default_sort_key)]
+    def _nested(self, function: str, expr: sp.Expr) -> str:
+        texts = self._operands(sorted(expr.args, key=sp.default_sort_key))
         return reduce(lambda left, right: f"{function}({left}, {right})", texts)
 
     def _print_floor(self, expr: sp.floor) -> str:
-        numerator, denominator = sp.fraction(sp.together(expr.args[0]))
-        if not (numerator.is_integer and denominator.is_integer):
+        if not is_ratio(expr.args[0]):
             return f"tl.floor({self._print(expr.args[0])})"
-        return self._divide("//", "floor_div", numerator, denominator)
+        return self._divide("//", "floor_div", *sp.fraction(sp.together(expr.args[0])))
 
     def _print_ceiling(self, expr: sp.ceiling) -> str:
         return f"-({self._print(sp.floor(-expr.args[0]))})"
@@ -168,25 +243,57 @@ class TritonPrinter(StrPrinter):
             return f"({self._print(left)} - ({self._print(right)}) * {ratio})"
         return self._divide("%", "floor_mod", left, right)
 
+    def _print_FloorDiv(self, expr: sym.FloorDiv) -> str:
+        left, right = expr.args
+        if left.is_integer and right.is_integer:
+            return self._unless_zero(
+                right, lambda safe: self._divide("//", "floor_div", left, safe)
+            )
+        ratio = partial(self._ratio, left, right)
+        return self._unless_zero(right, lambda safe: f"tl.floor({ratio(safe)})")
+
+    def _print_FloorMod(self, expr: sym.FloorMod) -> str:
+        left, right = expr.args
+        if left.is_integer and right.is_integer:
+            return self._unless_zero(right, lambda safe: self._divide("%", "floor_mod", left, safe))
+        shown, ratio = self.parenthesize(left, PRECEDENCE["Add"]), partial(self._ratio, left, right)
+        return self._unless_zero(
+            right, lambda safe: f"{shown} - {self._print(safe)} * tl.floor({ratio(safe)})"
+        )
+
+    def _ratio(self, left: sp.Expr, right: sp.Expr, safe: sp.Symbol) -> str:
+        return f"{self.parenthesize(left, PRECEDENCE['Mul'])} / {self._print(safe)}"
+
+    def _unless_zero(self, divisor: sp.Expr, text_of: Callable[[sp.Symbol], str]) -> str:
+        """What `text_of` says of a divisor that is never 0; 0 where `divisor` is."""
+        shown = self.parenthesize(divisor, PRECEDENCE["Relational"])
+        safe = sp.Dummy(
+            integer=divisor.is_integer, real=True, nonnegative=is_nonnegative(divisor) or None
+        )
+        self.names = {**self.names, safe: f"tl.where({shown} == 0, 1, {shown})"}
+        if divisor.is_integer:
+            self.ranges[safe] = interval(divisor, self.ranges)
+        return f"tl.where({shown} == 0, 0, {text_of(safe)})"
+
     def _divide(self, operator: str, helper: str, left: sp.Expr, right: sp.Expr) -> str:
         if is_nonnegative(left) and is_nonnegative(right):
-            bind = PRECEDENCE["Pow"]
-            return f"({self.parenthesize(left, bind)} {operator} {self.parenthesize(right, bind)})"
+            shown = self._operands((left, right), PRECEDENCE["Pow"])
+            return f"({f' {operator} '.join(shown)})"
         self.helpers.add(helper)
-        return f"{helper}({self._print(left)}, {self._print(right)})"
+        # floor_div subtracts a remainder, which is smaller than the divisor, from the left side.
+        reach = size(left, self.ranges) + size(right, self.ranges)
+        wide = operator == "//" and reach > MAX_INT32
+        return f"{helper}({', '.join(self._operands((left, right), wide=wide))})"
 
     def _print_Piecewise(self, expr: sp.Piecewise) -> str:
-        *branches, last = expr.args
-        text = self._print(last.expr)
-        for branch in reversed(branches):
-            text = f"tl.where({self._print(branch.cond)}, {self._print(branch.expr)}, {text})"
+        *branches, text = self._operands([value for value, _ in expr.args])
+        for branch, (_, condition) in reversed(list(zip(branches, expr.args, strict=False))):
+            text = f"tl.where({self._print(condition)}, {branch}, {text})"
         return text
 
     def _print_Relational(self, expr: sp.core.relational.Relational) -> str:
-        bind = precedence(expr)
-        return (
-            f"{self.parenthesize(expr.lhs, bind)} {expr.rel_op} {self.parenthesize(expr.rhs, bind)}"
-        )
+        left, right = self._operands((expr.lhs, expr.rhs), precedence(expr))
+        return f"{left} {expr.rel_op} {right}"
 
     def _print_And(self, expr: sp.And) -> str:
         return self._joined(" & ", expr.args)
@@ -204,6 +311,14 @@ class TritonPrinter(StrPrinter):
 
 def _is_negative(term: sp.Expr) -> bool:
     return bool(term.as_coeff_Mul()[0].is_negative)
+
+
+def _negated(term: sp.Expr) -> sp.Expr:
+    """-term, with a factor in front of a sum left there."""
+    factor, rest = term.as_coeff_Mul()
+    if not rest.is_Add:
+        return -term
+    return rest if factor == -1 else sp.Mul(-factor, rest, evaluate=False)
 
 
 def _how_often(factor: sp.Expr) -> int:
@@ -231,8 +346,7 @@ def clear_denominators(predicate: sp.Basic) -> sp.Basic:
     if not all(c.is_Rational for c in coefficients):
         return predicate
     factor = sp.ilcm(1, 1, *[c.q for c in coefficients])
-    if factor == 1:
+    sides = [sp.expand(side * factor) for side in (predicate.lhs, predicate.rhs)]
+    if factor == 1 or any(MAX_INT64 < steps(side) < math.inf for side in sides):
         return predicate
-    return predicate.func(
-        sp.expand(predicate.lhs * factor), sp.expand(predicate.rhs * factor), evaluate=False
-    )
+    return predicate.func(*sides, evaluate=False)

@@ -15,6 +15,7 @@ import sympy as sp
 from sympy.printing.precedence import PRECEDENCE
 
 from flashgen.codegen.expr import TritonPrinter
+from flashgen.codegen.integers import is_rounded_real
 from flashgen.dtypes import get_dtype
 from flashgen.passes.inputs import range_conditions
 from flashgen.spec import symbolic as sym
@@ -114,7 +115,7 @@ def input_read(
         for axis, index in enumerate(read.indices)
         if not index.is_Atom
     }
-    index_statements = tuple(f"{name} = {printer.doprint(e)}" for e, name in computed.items())
+    index_statements = tuple(f"{name} = {_index(e, printer)}" for e, name in computed.items())
     printer = TritonPrinter({**printer.names, **computed}, printer.helpers, precise=printer.precise)
     offsets = [
         _offset(tensor, axis, index, printer, is_dense_tensor=tensor.name in dense)
@@ -139,6 +140,12 @@ def input_read(
         base_statement=base,
         index_statements=index_statements,
     )
+
+
+def _index(e: sp.Expr, printer: TritonPrinter) -> str:
+    """An index as kernel text; what is rounded down to one is a real number till then."""
+    text = printer.doprint(e)
+    return f"({text}).to(tl.int32)" if is_rounded_real(e) else text
 
 
 def _split_address(

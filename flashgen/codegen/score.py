@@ -15,6 +15,9 @@ from flashgen.problem import Problem
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
 
+# Softcaps up to here (models have 15 to 50) leave the error of the fast tanh, times them, small.
+LARGE_CAP = 1000
+
 QK = sp.Symbol("scores", real=True)  # raw q·k, as the matmul leaves it
 
 
@@ -55,10 +58,13 @@ def score_expression(problem: Problem) -> sp.Expr:
 
 def score_text(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Score:
     precise = problem.spec.dtype.q == "fp32"
+    printer.shallow = abs(problem.softmax_scale) / LARGE_CAP
     folded = not (precise or problem.spec.score) and problem.softmax_scale > 0
     shared, final = _with_shared_named(score)
     lines = [] if problem.softmax_scale else ["scores = scores * 0.0"]
-    lines += [f"{name} = {printer.doprint(value)}" for name, value in shared]
+    for name, value in shared:
+        lines.append(f"{name} = {printer.doprint(value)}")
+        printer.name_part(name, value)
     if QK not in score.free_symbols:  # a score of its own: still one for each row and key
         lines.append(
             f"scores = tl.zeros_like(scores) + {printer.parenthesize(final, PRECEDENCE['Add'])}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -152,7 +152,7 @@ def visits(
     batch: int = 0,
     q_head: int = 0,
 ) -> Visits:
-    """Tile pairs that a kernel walks; split `s` of `num_kv_splits` has every key tile s modulo that.
+    """Tile pairs that a kernel walks; of `num_kv_splits` splits each has every such key tile.
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visits(spec, Shape(1, 1, 1, 256, 256), 64, 64, num_kv_splits=2)
@@ -573,6 +573,12 @@ class _Evaluator:
         return np.where(inside, value.astype(np.int64) if value.dtype == bool else value, 0)
 
 
+def _divided(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """An operation whose result is 0 where the divisor is."""
+    by_zero = np.equal(right, 0)
+    return np.where(by_zero, 0, operation(left, np.where(by_zero, 1, right)))
+
+
 _OPERATIONS: Mapping[type[sp.Basic], Callable[[Any, Any], Any]] = {
     sp.Add: np.add,
     sp.Mul: np.multiply,
@@ -581,6 +587,8 @@ _OPERATIONS: Mapping[type[sp.Basic], Callable[[Any, Any], Any]] = {
     sp.And: np.logical_and,
     sp.Or: np.logical_or,
     sp.Mod: np.mod,
+    sym.FloorDiv: partial(_divided, np.floor_divide),
+    sym.FloorMod: partial(_divided, np.mod),
     sp.Eq: np.equal,
     sp.Ne: np.not_equal,
     sp.Le: np.less_equal,

@@ -25,6 +25,8 @@ from flashgen.spec.model import AttentionSpec
 ROW_FIRST, ROW_LAST = sp.symbols("row_first row_last", integer=True, nonnegative=True)
 Q_FIRST, Q_LAST = sp.symbols("q_first q_last", integer=True)
 MAX_SPANS = 2
+MAX_COEFFICIENT = 2**31  # of a bound: times a position it stays within 64 bits
+MAX_PERIOD = 2**28  # keys: a chunk's end and the next one's stay within 32 bits
 
 Range = tuple[sp.Expr, sp.Expr]
 
@@ -266,6 +268,8 @@ def _integral(f: sp.Expr) -> sp.Expr:
 def _at_most_zero(f: sp.Expr) -> tuple[Span, ...]:  # noqa: PLR0911 -- one return for each kind
     """Spans of `f <= 0`."""
     f = sp.expand(f)
+    if any(max(abs(n.p), n.q) > MAX_COEFFICIENT for n in f.atoms(sp.Rational)):
+        return UNKNOWN
     opened = _open_nonlinear(f)
     if opened is not None:
         return opened
@@ -355,6 +359,8 @@ def _periodic(relation: sp.core.relational.Relational) -> Period | None:
     if position is None or abs(position[0]) != 1:
         return None
     sign, chunk, shift, g = position
+    if chunk * modulus > MAX_PERIOD:
+        return None
     bounds = _range_over_rows(-g * sign)
     if bounds is None:
         return None

@@ -13,11 +13,10 @@ import torch
 from flashgen.dtypes import get_dtype
 from flashgen.errors import TensorError
 from flashgen.spec.model import AttentionSpec
-from flashgen.spec.parts import MAX_FP32, Input
+from flashgen.spec.parts import MAX_FP32, MAX_POSITION, Input
 
 AXES = {"bhsd": ("batch", "heads", "len", "dim"), "bshd": ("batch", "len", "heads", "dim")}
 MAX_INT32 = 2**31 - 1  # whole scalars are int32 on the device
-MAX_POSITION = 2**31 - 1  # and so are positions
 
 
 @dataclass(frozen=True)

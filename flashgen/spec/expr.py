@@ -30,7 +30,7 @@ from typing import Literal
 
 from flashgen.dtypes import DTYPES
 from flashgen.errors import SpecError, SpecProblem
-from flashgen.spec.parts import FUNCTIONS, MAX_FP32, SYMBOLS, Input
+from flashgen.spec.parts import FUNCTIONS, MAX_FP32, MAX_INT64, MIN_FP32, SYMBOLS, Input
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 32
@@ -422,6 +422,10 @@ class _Parser:
                 )
             return Number(int(token.text), column=token.column)
         value = float(token.text)
+        mantissa = re.split("[eE]", token.text)[0]
+        if value < MIN_FP32 and mantissa.strip("0."):
+            message = f"{_clip(token.text)} is too small for fp32 (0, or at least 1.2e-38)"
+            raise ExpressionError(token.column, message)
         if value > MAX_FP32:
             raise ExpressionError(
                 token.column, f"{_clip(token.text)} is too large for fp32 (at most 3.4e38)"
@@ -755,9 +759,17 @@ class _Checker:
             result = _fold(node, known)
         except (ArithmeticError, ValueError):
             result = math.nan
-        if not isinstance(result, bool) and not abs(result) <= MAX_FP32:
-            return self.fault(node, f"'{_clip(unparse(node))}' is not a finite number in fp32")
+        if not isinstance(result, bool) and not fits_fp32(result):
+            return self.fault(node, f"'{_clip(unparse(node))}' is not a number that fp32 can hold")
+        if kind == "integer" and abs(result) > MAX_INT64:
+            message = f"'{_clip(unparse(node))}' does not fit in 64 bits"
+            return self.fault(node, message, "write real numbers, with a decimal point")
         return _Value(kind, result)
+
+
+def fits_fp32(value: float) -> bool:
+    """Whether fp32 can hold a number with all its digits."""
+    return value == 0 or MIN_FP32 <= abs(value) <= MAX_FP32
 
 
 def _count(number: int, noun: str) -> str:

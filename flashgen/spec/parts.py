@@ -39,6 +39,10 @@ MAX_SHAPES = 1024
 MAX_NAME = 100
 MAX_INPUT_NAME = 64
 MAX_DESCRIPTION = 4000
+MAX_POSITION = 2**29  # of a call: sums of three positions are int32 on the device
+MAX_INT64 = 2**63 - 1  # whole numbers of expressions
+MIN_NUMBER, MAX_NUMBER = 1e-15, 1e15  # of scale and softcap, in size: fp32 holds their quotients
+MIN_FP32 = 2.0**-126  # what is smaller has fewer digits, or none
 MAX_FP32 = 3.4028234663852886e38  # the largest finite fp32, in which scores are computed
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9_-]+)*"

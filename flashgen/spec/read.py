@@ -39,15 +39,16 @@ from flashgen.spec.parts import (
     LOOP_ORDERS,
     MAX_DESCRIPTION,
     MAX_EXTENT,
-    MAX_FP32,
     MAX_GROUP,
     MAX_HEAD_DIM,
     MAX_INPUT_NAME,
     MAX_INPUT_RANK,
     MAX_ITEMS,
     MAX_NAME,
+    MAX_NUMBER,
     MAX_PAGE_SIZE,
     MAX_SHAPES,
+    MIN_NUMBER,
     NAME_PATTERN,
     SHAPE_FIELDS,
     SINKS,
@@ -152,16 +153,19 @@ class Reader:
         self.wrong(node, field, f"an integer from {low} to {high}", _number_hint(value))
         return None
 
-    def number(self, node: Located, field: str, expected: str = "a number") -> float | None:
-        """A finite number that fp32 can hold, as a float; -0.0 counts as 0.0."""
+    def number(
+        self, node: Located, field: str, expected: str, least: float = MIN_NUMBER
+    ) -> float | None:
+        """0, or a number of a size that fp32 can compute with, as a float; -0.0 counts as 0.0."""
         if not self.sound(node, field):
             return None
         value = node.value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.wrong(node, field, expected, _number_hint(value))
             return None
-        if not abs(value) <= MAX_FP32:  # NaN compares false
-            self.wrong(node, field, "a finite number that fp32 can hold (at most 3.4e38)")
+        if value != 0 and not least <= abs(value) <= MAX_NUMBER:  # NaN compares false
+            sizes = f"{least:g} to {MAX_NUMBER:g} in size"
+            self.wrong(node, field, f"0 or a finite number, {sizes}, which fp32 can compute with")
             return None
         return float(value) or 0.0
 
@@ -387,7 +391,7 @@ class Reader:
         return self.number(node, field, "a number, or auto (1/sqrt(head_dim.qk))")
 
     def dropout(self, node: Located, field: str) -> float | None:
-        value = self.number(node, field, "a probability from 0 to below 1")
+        value = self.number(node, field, "a probability from 0 to below 1", least=0.0)
         if value is not None and not 0 <= value < 1:
             self.wrong(node, field, "a probability from 0 to below 1")
             return None

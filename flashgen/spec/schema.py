@@ -22,15 +22,16 @@ from flashgen.spec.parts import (
     LOOP_ORDERS,
     MAX_DESCRIPTION,
     MAX_EXTENT,
-    MAX_FP32,
     MAX_GROUP,
     MAX_HEAD_DIM,
     MAX_INPUT_NAME,
     MAX_INPUT_RANK,
     MAX_ITEMS,
     MAX_NAME,
+    MAX_NUMBER,
     MAX_PAGE_SIZE,
     MAX_SHAPES,
+    MIN_NUMBER,
     NAME_PATTERN,
     SHAPE_FIELDS,
     SINKS,
@@ -95,7 +96,7 @@ def json_schema() -> Schema:
             "scale": {
                 "description": "Factor of q·k; auto: 1/sqrt(head_dim.qk).",
                 "default": "auto",
-                "oneOf": [{"const": "auto"}, _number()],
+                "oneOf": [{"const": "auto"}, _sized()],
             },
             "mask": {
                 "description": "What a query may see: all items must hold.",
@@ -209,8 +210,14 @@ def _integer(low: int, high: int) -> Schema:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-def _number(**bounds: float) -> Schema:
-    return {"type": "number", "minimum": -MAX_FP32, "maximum": MAX_FP32, **bounds}
+def _number(**bounds: object) -> Schema:
+    return {"type": "number", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER, **bounds}
+
+
+def _sized() -> Schema:
+    """0, or a number that is not too small."""
+    small = {"exclusiveMinimum": -MIN_NUMBER, "exclusiveMaximum": MIN_NUMBER}
+    return _number(**{"not": {**small, "not": {"const": 0}}})
 
 
 def _object(properties: Schema, required: tuple[str, ...] = ()) -> Schema:
@@ -252,7 +259,7 @@ def _score_item() -> Schema:
     bias = _object({"tensor": _input_name(), "grad": {"type": "boolean"}}, ("tensor",))
     return {
         "oneOf": [
-            _object({"softcap": _number(exclusiveMinimum=0)}, ("softcap",)),
+            _object({"softcap": _number(minimum=MIN_NUMBER)}, ("softcap",)),
             _object({"alibi": _input_name()}, ("alibi",)),
             _object({"bias": bias}, ("bias",)),
             _object({"expr": _expression()}, ("expr",)),

@@ -11,6 +11,7 @@ comparison that would read outside an input does not hold, whichever way round i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import sympy as sp
@@ -29,6 +30,7 @@ from flashgen.spec.expr import (
     Node,
     Not,
     Number,
+    fits_fp32,
     parse_expression,
 )
 from flashgen.spec.model import (
@@ -43,6 +45,7 @@ from flashgen.spec.model import (
     ScoreItem,
     Softcap,
 )
+from flashgen.spec.parts import MAX_INT64
 
 S = sp.Symbol("s", real=True)
 Q, ROW, K, B, H, HK = sp.symbols("q row k b h hk", integer=True)
@@ -57,6 +60,35 @@ BIAS_INDICES: tuple[sp.Symbol, ...] = (B, H, ROW, K)
 # A window side of this many keys or more hides nothing (and q + side would leave int32).
 NO_LIMIT = 2**30
 _EXACT = 2**31  # whole numbers below it become integers, exact in every later step
+
+
+class FloorDiv(sp.Function):
+    """a // b where b may be 0: 0 then, else a / b rounded down. Not taken apart by SymPy."""
+
+    is_integer = True
+
+    @classmethod
+    def eval(cls, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
+        return sp.floor(a / b) if _is_never_zero(b) else None
+
+
+class FloorMod(sp.Function):
+    """a % b where b may be 0: 0 then, else a - b * (a // b). Not taken apart by SymPy."""
+
+    is_real = True
+
+    @classmethod
+    def eval(cls, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
+        return sp.Mod(a, b) if _is_never_zero(b) else None
+
+    def _eval_is_integer(self) -> bool | None:
+        return True if all(arg.is_integer for arg in self.args) else None
+
+
+def _is_never_zero(b: sp.Expr) -> bool:
+    if b.is_zero:
+        raise ZeroDivisionError
+    return bool(b.is_number or b.is_nonzero)
 
 
 def real(value: float) -> sp.Expr:
@@ -165,7 +197,35 @@ def _sound(build: Callable[[], sp.Basic], spec: AttentionSpec, field: str) -> sp
         raise SpecError([problem]) from error
     if result.has(sp.zoo, sp.nan, sp.oo, -sp.oo, sp.I):
         raise SpecError([problem])
+    if not all(map(_fits_fp32, result.atoms(sp.Number) - result.atoms(sp.Integer))):
+        message = "a number in the expression, once it is simplified, does not fit in fp32"
+        raise SpecError([replace(problem, message=message, hint=None)])
+    if _leaves_64_bits(result):
+        message = "a whole number in the expression, once it is simplified, does not fit in 64 bits"
+        hint = "write real numbers, with a decimal point"
+        raise SpecError([replace(problem, message=message, hint=hint)])
     return result
+
+
+def _fits_fp32(number: sp.Number) -> bool:
+    try:
+        return fits_fp32(float(number))
+    except OverflowError:
+        return False
+
+
+def _leaves_64_bits(e: sp.Basic) -> bool:
+    """Whether a number beyond 64 bits is added to, compared with or multiplies whole numbers."""
+    if isinstance(e, sp.core.relational.Relational):
+        whole = e.lhs.is_integer and e.rhs.is_integer
+    else:
+        whole = isinstance(e, (sp.floor, sp.ceiling)) or getattr(e, "is_integer", False)
+    numbers = e.atoms(sp.Rational) if isinstance(e, (sp.floor, sp.ceiling)) else e.args
+    if whole and any(
+        n.is_Rational and max(abs(n.p), n.q) > MAX_INT64 for n in numbers if isinstance(n, sp.Expr)
+    ):
+        return True
+    return any(map(_leaves_64_bits, e.args))
 
 
 # SymPy compares each argument of Min and Max with each other: 120 of them took it a minute.
@@ -191,8 +251,8 @@ _ARITHMETIC: dict[str, Callable[[sp.Expr, sp.Expr], sp.Expr]] = {
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
-    "//": lambda a, b: sp.floor(a / b),
-    "%": sp.Mod,
+    "//": FloorDiv,
+    "%": FloorMod,
 }
 _CALLS: dict[str, Callable[..., sp.Expr]] = {
     "abs": sp.Abs,

@@ -78,6 +78,7 @@ TL = SimpleNamespace(
     where=lambda c, a, b: np.where(c, a, b).view(Device),
     float32=np.float64,
     int32=np.int64,
+    int64=np.int64,
 )
 FUNCTIONS = {"tl": TL, "floor_div": floor_div, "floor_mod": floor_mod, "tanh": np.tanh}
 

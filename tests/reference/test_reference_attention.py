@@ -471,9 +471,9 @@ def test_wrong_arguments_are_named() -> None:
         attention(spec(head_dim=2), one, one, one)
     with pytest.raises(TensorError, match=r"^k, v: got shapes"):
         attention(spec(), one, one, column(1.0, 2.0))
-    with pytest.raises(TensorError, match=r"^q: got 33 heads"):
+    with pytest.raises(TensorError, match=r"^k: got 2 heads for 33 query heads"):
         attention(spec(), random(1, 33, 1, 1), random(1, 2, 1, 1), random(1, 2, 1, 1))
-    with pytest.raises(TensorError, match=r"^q: got 4 heads"):
+    with pytest.raises(TensorError, match=r"^k: got 1 heads for 4 query heads"):
         attention(spec(heads={"group": 2}), random(1, 4, 1, 1), random(1, 1, 1, 1), one)
     with pytest.raises(TensorError, match=r"^sink: got nothing"):
         attention(spec(sink="per_head"), one, one, one)
