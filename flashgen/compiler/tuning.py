@@ -119,6 +119,11 @@ def _tuned(
     make_measurer: MakeMeasurer | None,
     report: Report | None,
 ) -> Tuning:
+    if make_measurer is None:
+        from flashgen.tune.measure import kept_workers
+
+        with kept_workers():  # processes with torch and a CUDA context serve all cases
+            return _tuned(problem, cases, request, on_gpu(problem), report)
     results: list[Result] = []
     path = table_path(request.out or settings.user_tables_dir(), problem.target.id, problem.name)
     for case in cases:
@@ -126,7 +131,7 @@ def _tuned(
             problem,
             case,
             request,
-            make_measurer or on_gpu(problem),
+            make_measurer,
             report or (lambda case, progress: None),
         )
         results.append(result)
@@ -201,20 +206,13 @@ def best_so_far(result: Result) -> str:
     return f"{result.case.bucket}: best so far {entry.schedule}, {entry.time_us:.4g} us, is kept"
 
 
-def on_gpu(problem: Problem, *, deadline_s: float = 10.0) -> MakeMeasurer:
+def on_gpu(problem: Problem) -> MakeMeasurer:
     """Measurers on the GPUs here."""
 
     def make(case: Case, devices: tuple[int, ...]) -> Measurer:
         from flashgen.tune.measure import gpu_measurer
 
-        return gpu_measurer(
-            problem.spec,
-            case.shape,
-            problem.target,
-            devices=devices,
-            deadline_s=deadline_s,
-            return_lse=False,
-        )
+        return gpu_measurer(problem.spec, case.shape, problem.target, devices=devices)
 
     return make
 

@@ -188,7 +188,7 @@ class _Search:
         except KeyboardInterrupt:
             stopped, interrupted = "interrupted", True
         except TuningError as failed:
-            stopped, error = "trials could not be kept", failed
+            stopped, error = "ended by an error", failed
         best, default = self._decide(raced)
         return Outcome(
             space=self.space,

@@ -46,7 +46,8 @@ def test_one_version() -> None:
 def test_everything_that_is_needed_is_pinned() -> None:
     """Dependencies, and theirs as far as they are installed here: an install has no others."""
     extras = PROJECT["project"]["optional-dependencies"]
-    wanted = names([*PROJECT["project"]["dependencies"], *extras["test"], *extras["plot"]])
+    optional = [need for name in ("test", "plot", "storage") for need in extras[name]]
+    wanted = names([*PROJECT["project"]["dependencies"], *optional])
     found: set[str] = set()
     while wanted - found:
         name = min(wanted - found)
@@ -88,7 +89,7 @@ def test_third_party_imports_are_declared() -> None:
 
 
 # Imported where something optional is asked for, with a remedy where it is not there.
-OPTIONAL = {"matplotlib", "optuna"}
+OPTIONAL = {"matplotlib", "plotly"}
 
 
 def test_the_wheel_carries_the_data_that_settings_look_for() -> None:
