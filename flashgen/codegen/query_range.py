@@ -15,9 +15,11 @@ from flashgen.codegen.expr import TritonPrinter
 from flashgen.passes.visibility import Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST, Span
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
+from flashgen.spec.parts import MAX_POSITION
 
 N_START, BLOCK_N = sp.symbols("n_start BLOCK_N", integer=True)
 _NAMES: dict[sp.Basic, str] = {N_START: "n_start", BLOCK_N: "BLOCK_N"}
+MAX_BLOCK = 2**16  # no tile has as many keys
 _OF_TILE = (Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST)
 
 
@@ -67,6 +69,7 @@ def query_range(
             return None
         first_rows.append(N_START - beyond + 1)
     text = TritonPrinter({**printer.names, **_NAMES}, printer.helpers, precise=printer.precise)
+    text.ranges |= {N_START: (0, MAX_POSITION), BLOCK_N: (0, MAX_BLOCK)}
     return QueryRange(
         first_row=text.doprint(sp.Max(*first_rows)) if first_rows else "",
         stop_row=text.doprint(sp.Min(*stop_rows)) if stop_rows else "",

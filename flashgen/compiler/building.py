@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from flashgen.codegen.digest import generator_digest
+from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
 from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
 from flashgen.compiler.folder import MANIFEST, REPORT, Folder, digests
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from flashgen.runtime.ahead import CompiledKernel
+    from flashgen.schedule.budget import Budget
 
 MANIFEST_SCHEMA = 1
 Kernels = Literal["needed", "all"]
@@ -39,10 +41,11 @@ class BuiltKernel:
     """A kernel that was compiled ahead: what the budget said, and what the compiler reports.
 
     files: names of its assembly and binary in the folder; rows: whether rows of 16-byte alignment
-    are asked for ("aligned") or not ("any").
+    are asked for ("aligned") or not ("any"); kernel: which of the schedule's, by its kind.
     """
 
     schedule: Schedule
+    kernel: str
     rows: Literal["aligned", "any"]
     files: tuple[str, str]
     budget_smem_bytes: int
@@ -60,6 +63,7 @@ class BuiltKernel:
         """JSON types."""
         return {
             "schedule": self.schedule.to_dict(),
+            "kernel": self.kernel,
             "rows": self.rows,
             "files": list(self.files),
             "budget_smem_bytes": self.budget_smem_bytes,
@@ -210,7 +214,7 @@ def kernel_file(plan: Plan, job: Job) -> str:
     cap = "" if s.maxnreg is None else f"_r{s.maxnreg}"
     rows = "" if job.aligned else "_any_rows"
     return (
-        f"{module_name(plan)}.{s.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
+        f"{module_name(plan)}.{job.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
         f"{cap}{rows}"
     )
 
@@ -220,19 +224,23 @@ def shape_figures(problem: Problem, plan: Plan) -> list[dict[str, object]]:
 
     time_floor_us is the roofline's; inputs are not known here: what they hide counts as visible.
     """
-    from flashgen.passes.count import visible_pairs, visited_tiles
-    from flashgen.schedule.budget import budget
+    from flashgen.passes.count import visible_pairs, visits
+    from flashgen.schedule.budget import budget_for
+    from flashgen.schedule.dram import for_shape
     from flashgen.schedule.roofline import roofline
 
     chosen = dict(plan.choices)
     found: list[dict[str, object]] = []
     for shape in problem.spec.shapes:
-        schedule = chosen[bucket_of(shape.q_len, shape.kv_len)]
-        figures = budget(problem, schedule.kernel).figures(
+        schedule = for_shape(problem, chosen[bucket_of(shape.q_len, shape.kv_len)], shape)
+        tile, splits = (schedule.block_m, schedule.block_n), schedule.splits
+        seen = visits(problem.spec, shape, *tile, num_kv_splits=splits)
+        figures = budget_for(problem, schedule).figures(
             schedule,
             shape,
-            visited_tiles=visited_tiles(problem.spec, shape, schedule.block_m, schedule.block_n),
+            visited_tiles=seen.tiles,
             visible_pairs=visible_pairs(problem.spec, shape),
+            first_visits=seen.first_visits,
         )
         floor = roofline(
             figures.matmul_flops, figures.dram_bytes, problem.target, problem.spec.dtype.q
@@ -269,11 +277,18 @@ def _jobs(spec: AttentionSpec, plan: Plan, kernels: Kernels) -> tuple[Job, ...]:
     chosen = dict(plan.choices)
     if kernels == "all":
         schedules = dict.fromkeys(chosen.values())
-        return tuple(Job(s, aligned) for aligned in (False, True) for s in schedules)
+        return tuple(
+            Job(s, aligned, kind)
+            for aligned in (False, True)
+            for s in schedules
+            for kind in kernel_kinds(s)
+        )
     short = Bucket(None, SINGLE_TILE_MAX)
     wanted = [bucket_of(s.q_len, s.kv_len) for s in spec.shapes] or [short]
     schedules = dict.fromkeys(chosen[bucket] for bucket in (Bucket(None, None), *wanted))
-    return tuple(Job(schedule, aligned=True) for schedule in schedules)
+    return tuple(
+        Job(schedule, True, kind) for schedule in schedules for kind in kernel_kinds(schedule)
+    )
 
 
 def _written(
@@ -316,10 +331,8 @@ def _built(
     problem: Problem, job: Job, found: CompiledKernel, files: tuple[str, str]
 ) -> BuiltKernel:
     """ScheduleError where the compiler needs more shared memory than the target has."""
-    from flashgen.schedule.budget import budget
-
     limit = problem.target.smem_per_block_bytes
-    needs = budget(problem, job.schedule.kernel)
+    needs = _needs(problem, job)
     planned = needs.smem_bytes_of(job.schedule)
     if found.smem_bytes > limit:
         rejection = Rejection("smem_bytes", found.smem_bytes, limit)
@@ -330,6 +343,7 @@ def _built(
         )
     return BuiltKernel(
         schedule=job.schedule,
+        kernel=job.kernel,
         rows="aligned" if job.aligned else "any",
         files=files,
         budget_smem_bytes=planned,
@@ -338,6 +352,15 @@ def _built(
         regs_per_thread=found.regs_per_thread,
         spill_bytes=found.spill_bytes,
     )
+
+
+def _needs(problem: Problem, job: Job) -> Budget:
+    """The budget of one of a schedule's kernels."""
+    from flashgen.schedule.budget import Budget, budget_for
+
+    splits = {"flash1": 1, "flash1_split": 2, "merge": 2}.get(job.kernel, 1)
+    needs = budget_for(problem, replace(job.schedule, num_kv_splits=splits))
+    return Budget(problem, needs.others[0]) if job.kernel == "merge" else needs
 
 
 def _kernel_warnings(kernels: Sequence[BuiltKernel]) -> list[str]:

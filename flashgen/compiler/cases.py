@@ -40,6 +40,7 @@ REPRESENTATIVE = (
 ANY_GROUPS = (2, 1, 6)  # query heads per K/V head where the spec says `any`
 SECONDS_PER_STEP = 0.04  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
 INTERPRETER_STEPS = 80
+MANY_BATCHES = 96  # of two K/V heads: programs for every SM of any NVIDIA GPU in the catalogue
 MAX_EDGE = 2**16  # mask constants beyond this are not reached by a case of their own
 MIN_EDGE = 17  # below this every case reaches them
 
@@ -102,6 +103,11 @@ def _all(spec: AttentionSpec, plan: Plan) -> Iterator[Case]:
         strides = STRIDES if schedule in both else ALIGNED_STRIDES
         for q_len, kv_len in _edges(spec, schedule, plan, far=True):
             shape = _sized(spec, q_len, kv_len, index, batch=2)
+            yield Case(schedule, shape, strides[index % len(strides)], index)
+            index += 1
+        if schedule.num_kv_splits is None:  # few heads split the keys, many do not
+            q_len, kv_len = _edges(spec, schedule, plan, far=False)[0]
+            shape = _sized(spec, q_len, kv_len, index, batch=MANY_BATCHES)
             yield Case(schedule, shape, strides[index % len(strides)], index)
             index += 1
 

@@ -22,8 +22,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import IO, TYPE_CHECKING
 
+from flashgen.codegen.options import kernel_kinds
 from flashgen.errors import CompileError, FlashgenError
 from flashgen.runtime.said import say_once
+from flashgen.tune.processes import cores
 
 if TYPE_CHECKING:
     from flashgen.problem import Problem
@@ -39,13 +41,23 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel to compile: a schedule of a plan, for aligned rows or for any."""
+    """One kernel to compile: a schedule of a plan, for aligned rows or for any.
+
+    kind: which of the schedule's kernels; empty: its first.
+    """
 
     schedule: Schedule
     aligned: bool
+    kind: str = ""
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's kind: loop, single_tile, flash1, flash1_split or merge."""
+        return self.kind or kernel_kinds(self.schedule)[0]
 
     def __str__(self) -> str:
-        return f"{self.schedule}{'' if self.aligned else ', rows not aligned'}"
+        kernel = f", {self.kernel}" if len(kernel_kinds(self.schedule)) > 1 else ""
+        return f"{self.schedule}{kernel}{'' if self.aligned else ', rows not aligned'}"
 
 
 @dataclass(frozen=True)
@@ -128,11 +140,6 @@ class Compilers:
         )
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 # ---- in the helper -------------------------------------------------------------------------------
 
 
@@ -176,7 +183,7 @@ def _compile(task: tuple[_Order, Job]) -> CompiledKernel | FlashgenError:
     module = load_module(order.path, interpreted=False)
     try:
         return compile_schedule(
-            order.problem, order.plan, module, job.schedule, aligned=job.aligned
+            order.problem, order.plan, module, job.schedule, aligned=job.aligned, kind=job.kernel
         )
     except FlashgenError as error:
         return error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import sympy as sp
 
 from flashgen.passes.visibility import Keys, Span, visibility
-from flashgen.schedule.budget import budget
+from flashgen.schedule.budget import budget_for
 from flashgen.schedule.model import KV_LEN_LIMITS, Q_LEN_LIMITS, Bucket, Schedule
 from flashgen.spec.model import AttentionSpec
 
@@ -89,7 +89,7 @@ def _schedule_table(result: BuildResult) -> Iterator[str]:
     limit = result.target.smem_per_block_bytes
     rows = []
     for (schedule, origin), areas in served(result.plan).items():
-        needs = budget(problem, schedule.kernel)
+        needs = budget_for(problem, schedule)
         smem = needs.smem_bytes_of(schedule)
         rows.append(
             (
@@ -180,6 +180,7 @@ def _kernel_table(result: BuildResult) -> Iterator[str]:
     rows = [
         (
             kernel.schedule,
+            kernel.kernel,
             kernel.rows,
             f"{kernel.smem_bytes} B",
             f"{kernel.smem_difference_bytes:+d} B",
@@ -191,6 +192,7 @@ def _kernel_table(result: BuildResult) -> Iterator[str]:
     ]
     head = (
         "schedule",
+        "kernel",
         "rows",
         "shared memory",
         "compiler − budget",

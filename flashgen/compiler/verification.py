@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
 from flashgen.compiler.arguments import (
     device_argument,
@@ -256,7 +257,11 @@ def _compile_first(
     """Fill Triton's cache with the kernels of `cases`, on all cores, for launches to find."""
     from flashgen.compiler.machine_code import Compilers, Job
 
-    jobs = dict.fromkeys(Job(c.schedule, c.strides not in ("unaligned", "strided")) for c in cases)
+    jobs = dict.fromkeys(
+        Job(case.schedule, case.strides not in ("unaligned", "strided"), kind)
+        for case in cases
+        for kind in kernel_kinds(case.schedule)
+    )
     with Compilers() as compilers:
         compilers.submit(problem, plan, path, tuple(jobs))
         for number, (job, _) in enumerate(compilers.results(), 1):

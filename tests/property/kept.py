@@ -5,6 +5,18 @@ from __future__ import annotations
 from property.drawn import Drawn
 
 KEPT: tuple[Drawn, ...] = (
+    # flash1: a == b & c, where (a == b) & c was meant: rows of two chunks went without their mask.
+    Drawn(
+        spec={
+            "head_dim": 16,
+            "dtype": "fp16",
+            "kv_lens": "per_batch",
+            "loop_order": "flash1",
+            "mask": ["causal", {"expr": "(k // 8) % 4 == (q // 8) % 4"}],
+        },
+        sizes=(3, 1, 1, 33, 70),
+        tile=("loop", 16, 16),
+    ),
     # Scale 0 left a score of no shape.
     Drawn(
         spec={"head_dim": 1, "dtype": "fp16", "scale": 0},
