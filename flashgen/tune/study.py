@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 BEAT_S = 5.0
 STALE_S = 60.0
 RETRIES_S = (0.2, 1.0, 3.0)  # waits before the next attempt to write to a storage that failed
+# What storages raise when a trial that is over is changed: Optuna has a name for it since 4.3, a
+# RuntimeError too.
+ALREADY_OVER = (RuntimeError,)
 DISCARDED, RACE = "discarded ", "race "
 
 
@@ -278,16 +281,14 @@ class Trials:
         return now - since > STALE_S
 
     def _void(self, trial_id: int, reason: str) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        with suppress(UpdateFinishedTrialError):
+        with suppress(*ALREADY_OVER):
             self._storage.set_trial_user_attr(trial_id, "void", reason)
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _finish(self, trial_id: int, found: Measurement) -> bool:
         """Write the result, then tell that the trial is over; False: somebody voided it before."""
-        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         state = TrialState.COMPLETE if found.measured else TrialState.FAIL
@@ -295,14 +296,14 @@ class Trials:
             self._storage.set_trial_user_attr(trial_id, "measurement", found.to_dict())
             values = [found.time_us] if found.time_us is not None else None
             self._storage.set_trial_state_values(trial_id, state, values)
-        except UpdateFinishedTrialError:
+        except ALREADY_OVER:
+            if not self._storage.get_trial(trial_id).state.is_finished():
+                raise
             return False
         return True
 
     def _beat(self, trial_id: int, count: int) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-
-        with suppress(TuningError, UpdateFinishedTrialError), explained(self.place):
+        with suppress(TuningError, *ALREADY_OVER), explained(self.place):
             self._storage.set_trial_user_attr(trial_id, "beat", count)
 
     # **** results that a storage did not take ****
