@@ -91,12 +91,22 @@ def is_ratio(e: sp.Expr) -> bool:
 
 
 def gathered(terms: Sequence[sp.Expr]) -> list[sp.Expr]:
-    """Terms of a real sum, those that are fractions of whole numbers with their factor in front.
+    """Terms of a sum; of a real one those that are whole, or fractions of whole numbers, together.
 
-    SymPy multiplies sums out, and the roundings of large terms then remain where they cancel.
+    SymPy multiplies out and sorts, and the roundings of large terms then remain where they cancel.
 
-    before: k/100 - q/100       after: (k - q)/100
+    before: k + s - q       after: s + (k - q)
+    before: k/100 - q/100   after: (k - q)/100
     """
+    whole = [term for term in terms if term.is_integer and not is_rounded_real(term)]
+    if len(whole) == len(terms):
+        return list(terms)
+    if len(whole) > 1:
+        terms = [*(t for t in terms if t not in whole), sp.Add(*whole, evaluate=False)]
+    return _with_factor_in_front(terms)
+
+
+def _with_factor_in_front(terms: Sequence[sp.Expr]) -> list[sp.Expr]:
     split = [(term, *term.as_coeff_Mul()) for term in terms]
     found = [
         (term, factor, whole)
