@@ -165,3 +165,11 @@ def test_u10_gradients_are_refused_unless_unwanted() -> None:
     with torch.no_grad():
         assert torch.equal(kernel(graded, k, v), expected)
     assert torch.equal(kernel(graded.detach(), k, v), expected)
+
+
+def test_u9_gradients_of_expanded_keys_are_refused() -> None:
+    kernel = compile_spec(SPEC, schedule=schedule(TILE))
+    q, one = randn(1, 2, 8, 16), randn(1, 1, 8, 16, seed=1).requires_grad_()
+    for given in ((q, one.expand(1, 2, 8, 16), q), (q, q, one.expand(1, 2, 8, 16))):
+        with pytest.raises(TensorError, match=r"^[kv]: got a tensor that requires grad"):
+            kernel(*given)

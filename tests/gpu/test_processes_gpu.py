@@ -18,6 +18,7 @@ from triton import knobs
 
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import plan, target_of
+from flashgen.errors import FlashgenError
 from flashgen.runtime.launch import Attention
 from flashgen.schedule.model import KV_LEN_LIMITS, Q_LEN_LIMITS
 from flashgen.spec.model import AttentionSpec
@@ -94,6 +95,46 @@ def test_c3_threads_of_a_first_call() -> None:
     torch.cuda.synchronize()
     assert len(compiled) == 1, compiled
     assert all(torch.equal(out, results[0][0]) for out, _ in results)
+
+
+def test_c13_a_first_call_inside_a_capture_says_what_to_do() -> None:
+    """Nothing is compiled there, the capture ends in order; after one call outside all works."""
+    kernel = causal(scale=0.17)
+    q, k, v = qkv(100, 100)
+    torch.cuda.synchronize()
+    with (
+        pytest.raises(FlashgenError, match="make one call with these lengths before the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        kernel(q, k, v)
+    kernel(q, k, v)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = kernel(q, k, v)
+    for tensor in (q, k, v):
+        tensor.copy_(torch.randn_like(tensor))
+    out.fill_(torch.nan)
+    lse.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected, expected_lse = kernel(q, k, v)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+
+
+def test_c13_other_lengths_inside_a_capture() -> None:
+    """A warm callable whose schedule for these lengths is not compiled yet."""
+    kernel = causal(scale=0.18)
+    kernel(*qkv(1, 1))
+    tensors = qkv(5000, 5000)
+    torch.cuda.synchronize()
+    with (
+        pytest.raises(FlashgenError, match="before the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        kernel(*tensors)
+    assert bool(torch.isfinite(kernel(*tensors)[0]).all())
 
 
 def test_c14_capture_on_a_side_stream_and_replay() -> None:
