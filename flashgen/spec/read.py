@@ -164,8 +164,8 @@ class Reader:
             self.wrong(node, field, expected, _number_hint(value))
             return None
         if value != 0 and not least <= abs(value) <= MAX_NUMBER:  # NaN compares false
-            sizes = f"{least:g} to {MAX_NUMBER:g} in size"
-            self.wrong(node, field, f"0 or a finite number, {sizes}, which fp32 can compute with")
+            sizes = f"{least:g} to {MAX_NUMBER:g}"
+            self.wrong(node, field, f"a number of a size that fp32 can compute with, {sizes}")
             return None
         return float(value) or 0.0
 

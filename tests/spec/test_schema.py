@@ -103,6 +103,9 @@ def test_bad_specs_are_refused(name: str) -> None:
         {"inputs": {"lambda": {"shape": [], "dtype": "fp32"}}},
         {"dropout": 1},
         {"scale": 1e39},
+        {"scale": 1e-20},
+        {"score": {"softcap": 3e38}},
+        {"score": {"softcap": 1e-20}},
     ],
 )
 def test_bad_values_are_refused(change: dict[str, Any]) -> None:
