@@ -33,15 +33,15 @@ class Parameters:
 class Flash1Parameters:
     """Parameters of the kernels of the flash1 order: not split, split, and their merge.
 
-    keeps_bounds: whether loop bounds wait in a workspace of their own; state_align: bytes of which
-    the place of each row's accumulator is a multiple.
+    keeps_bounds: whether loop bounds wait in a workspace of their own; state_width: fp32 numbers
+    that a row's accumulator takes there.
     """
 
     whole: Parameters
     split: Parameters
     merge: Parameters
     keeps_bounds: bool
-    state_align: int
+    state_width: int
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def flash1_parameters(
         split=_parameters([*walking, state, _SPLITS]),
         merge=_parameters([*merged, _STATE, _SPLITS]),
         keeps_bounds=keeps_bounds,
-        state_align=math.gcd(16, 4 * spec.head_dim.v),
+        state_width=8 * math.ceil(spec.head_dim.v / 8),
     )
 
 

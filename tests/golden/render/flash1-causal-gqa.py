@@ -29,7 +29,7 @@ HEAD_DIM_QK = tl.constexpr(128)
 HEAD_DIM_QK_PADDED = tl.constexpr(128)
 HEAD_DIM_V = tl.constexpr(128)
 HEAD_DIM_V_PADDED = tl.constexpr(128)
-STATE_ALIGN = tl.constexpr(16)  # bytes: rows of the fp32 workspace start at a multiple of it
+STATE_WIDTH = tl.constexpr(128)  # fp32 numbers of a row of acc in the workspace
 GQA_GROUP = tl.constexpr(4)  # query heads per K/V head
 QK_SCALE_LOG2 = tl.constexpr(0.12751743082459868)  # softmax_scale * log2(e): exp(x) = exp2(x * log2(e))
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -79,8 +79,12 @@ def attention_fwd_flash1(
     state_row = (b * num_q_heads + h) * q_len
     m_base = m_workspace + state_row
     l_base = l_workspace + state_row
-    acc_base = acc_workspace + state_row * HEAD_DIM_V
-    acc_offsets = rows[:, None] * HEAD_DIM_V + dims_v[None, :]
+    acc_base = acc_workspace + state_row * STATE_WIDTH
+    # A thread loads eight numbers of a row, in two loads of four. All first fours lie together, and all
+    # second ones, so that each load of a warp takes whole 32-byte sectors; half of each, twice, costs up
+    # to a tenth more traffic where L1 is too small to keep the other half.
+    state_dims = dims_v // 4 % 2 * (STATE_WIDTH // 2) + dims_v // 8 * 4 + dims_v % 4
+    acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
 
     # Query tiles that see no key.
     for m_tile in tl.range(0, num_m_tiles):
@@ -156,7 +160,7 @@ def attention_fwd_flash1(
             found = row_there & ~first
             m_i = tl.load(m_base + row_first + rows, mask=found, other=float("-inf"))
             l_i = tl.load(l_base + row_first + rows, mask=found, other=0.0)
-            acc_tile = tl.multiple_of(acc_base + row_first.to(tl.int64) * HEAD_DIM_V, STATE_ALIGN)
+            acc_tile = tl.multiple_of(acc_base + row_first.to(tl.int64) * STATE_WIDTH, 16)
             acc = tl.load(acc_tile + acc_offsets, mask=found[:, None], other=0.0)
             scores = tl.dot(q_tile, k_tile)
             scores = scores * 0.08838834764831843
@@ -245,8 +249,12 @@ def attention_fwd_flash1_split(
     state_row = ((b * num_q_heads + h) * num_kv_splits + split) * q_len
     m_base = m_workspace + state_row
     l_base = l_workspace + state_row
-    acc_base = acc_workspace + state_row * HEAD_DIM_V
-    acc_offsets = rows[:, None] * HEAD_DIM_V + dims_v[None, :]
+    acc_base = acc_workspace + state_row * STATE_WIDTH
+    # A thread loads eight numbers of a row, in two loads of four. All first fours lie together, and all
+    # second ones, so that each load of a warp takes whole 32-byte sectors; half of each, twice, costs up
+    # to a tenth more traffic where L1 is too small to keep the other half.
+    state_dims = dims_v // 4 % 2 * (STATE_WIDTH // 2) + dims_v // 8 * 4 + dims_v % 4
+    acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
 
     # Query tiles that see no key of this program.
     for m_tile in tl.range(0, num_m_tiles):
@@ -316,7 +324,7 @@ def attention_fwd_flash1_split(
             found = row_there & ~first
             m_i = tl.load(m_base + row_first + rows, mask=found, other=float("-inf"))
             l_i = tl.load(l_base + row_first + rows, mask=found, other=0.0)
-            acc_tile = tl.multiple_of(acc_base + row_first.to(tl.int64) * HEAD_DIM_V, STATE_ALIGN)
+            acc_tile = tl.multiple_of(acc_base + row_first.to(tl.int64) * STATE_WIDTH, 16)
             acc = tl.load(acc_tile + acc_offsets, mask=found[:, None], other=0.0)
             scores = tl.dot(q_tile, k_tile)
             scores = scores * 0.08838834764831843
@@ -365,7 +373,11 @@ def attention_merge(
     dims_v = tl.arange(0, HEAD_DIM_V_PADDED)
     row_there = row_first + rows < q_len
     row_exists = row_there[:, None]
-    acc_offsets = rows[:, None] * HEAD_DIM_V + dims_v[None, :]
+    # A thread loads eight numbers of a row, in two loads of four. All first fours lie together, and all
+    # second ones, so that each load of a warp takes whole 32-byte sectors; half of each, twice, costs up
+    # to a tenth more traffic where L1 is too small to keep the other half.
+    state_dims = dims_v // 4 % 2 * (STATE_WIDTH // 2) + dims_v // 8 * 4 + dims_v % 4
+    acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
 
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -376,7 +388,7 @@ def attention_merge(
         l_part = tl.load(l_workspace + state_row + rows, mask=row_there, other=-1.0)
         there = ~(l_part < 0.0)  # a split that visits a row, also where that made l NaN
         l_part = tl.where(there, l_part, 0.0)
-        acc_tile = tl.multiple_of(acc_workspace + state_row * HEAD_DIM_V, STATE_ALIGN)
+        acc_tile = tl.multiple_of(acc_workspace + state_row * STATE_WIDTH, 16)
         acc_part = tl.load(acc_tile + acc_offsets, mask=there[:, None], other=0.0)
         m_new = tl.maximum(m_i, m_part)
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
@@ -523,7 +535,7 @@ def run(kernel, options, q, k, v, out, lse):
     acc_workspace = torch.empty(
         heads,
         q_len,
-        HEAD_DIM_V.value,
+        STATE_WIDTH.value,
         dtype=torch.float32,
         device=q.device,
     )
