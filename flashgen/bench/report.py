@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from flashgen.bench.cases import GROUPS, MASK_GROUPS, PLAIN
 from flashgen.bench.counters_report import counters_line, counters_parts
 from flashgen.bench.markdown import number, table
+from flashgen.bench.orders_report import orders_parts
 from flashgen.bench.record import COPY, CaseRecord, Record, Result, matmul_name
 from flashgen.bench.schedules_report import schedules_line, schedules_parts
 from flashgen.tune.summary import geometric_mean
@@ -22,6 +23,7 @@ TITLES = {
     "dispatch": "Host time of a call, and waiting times",
     "schedules": "Schedules, measured and predicted",
     "counters": "Bytes, predicted and counted",
+    "loop-orders": "Loop orders: flash1 and flash2",
 }
 METHOD = (
     "Times are medians of device time per call over bursts of at most 20 ms after idle pauses, in "
@@ -42,6 +44,7 @@ def render(record: Record) -> str:
         "dispatch": _dispatch,
         "schedules": schedules_parts,
         "counters": counters_parts,
+        "loop-orders": orders_parts,
     }[record.suite](record)
     parts = [
         f"# {TITLES[record.suite]}: {record.environment.get('gpu', record.target)}",

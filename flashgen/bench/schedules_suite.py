@@ -90,8 +90,15 @@ def plan_of(spec: AttentionSpec, shape: Shape, target: Target, *, count: int = C
 
 def run_schedules(run: Run, clock: Clock, device: torch.device, l2_bytes: int) -> None:
     """Every wanted spec, as far as the budget goes."""
+    run_plans(plans(target_of(device)), run, clock, device, l2_bytes)
+
+
+def run_plans(
+    planned: Sequence[Plan], run: Run, clock: Clock, device: torch.device, l2_bytes: int
+) -> None:
+    """The wanted ones of these plans, in this order, as far as the budget goes."""
     target = target_of(device)
-    wanted = [plan for plan in plans(target) if run.wants(plan.id)]
+    wanted = [plan for plan in planned if run.wants(plan.id)]
     served = []
     for plan in wanted:
         missing = unserved_features(plan.spec)

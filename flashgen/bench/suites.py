@@ -19,10 +19,11 @@ from flashgen.bench.counters_suite import run_counters
 from flashgen.bench.dispatch_suite import run_dispatch
 from flashgen.bench.environment import environment
 from flashgen.bench.flex_suite import flex_tasks, run_flex, wanted_cases
+from flashgen.bench.orders_suite import order_plans
 from flashgen.bench.preparation import Outcome, Task, prepare
 from flashgen.bench.record import Record
 from flashgen.bench.run import Run, Say, now
-from flashgen.bench.schedules_suite import run_schedules
+from flashgen.bench.schedules_suite import run_plans, run_schedules
 from flashgen.bench.specs_suite import run_specs, spec_tasks
 from flashgen.compiler.choose import target_of
 from flashgen.errors import TargetError
@@ -35,6 +36,7 @@ BUDGETS_S = {
     "dispatch": 180.0,
     "schedules": 240.0,
     "counters": 240.0,
+    "loop-orders": 180.0,
 }
 CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",)}
 PREPARATION_SHARE = 0.45  # of the budget
@@ -115,6 +117,8 @@ def run_all(
             run_specs(run, clock, device, l2_bytes, verify=request.verify, prepared=prepared)
         elif suite == "schedules":
             run_schedules(run, clock, device, l2_bytes)
+        elif suite == "loop-orders":
+            run_plans(order_plans(target_of(device)), run, clock, device, l2_bytes)
         elif suite == "counters":
             run_counters(run, device)
         else:

@@ -23,6 +23,7 @@ class Suite(str, Enum):
     DISPATCH = "dispatch"
     SCHEDULES = "schedules"
     COUNTERS = "counters"
+    LOOP_ORDERS = "loop-orders"
 
 
 def bench(
@@ -30,7 +31,8 @@ def bench(
         list[Suite] | None,
         typer.Option(
             help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time; "
-            "schedules, counters: what models of time and of bytes are held against. "
+            "schedules, counters: what models of time and of bytes are held against; "
+            "loop-orders: flash1 against flash2. "
             "Repeatable: several are one run. [default: specs]"
         ),
     ] = None,

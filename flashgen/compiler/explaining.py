@@ -45,13 +45,19 @@ from flashgen.schedule.dram import (
     resident_programs,
 )
 from flashgen.schedule.model import Rejection, Schedule, bucket_of
+from flashgen.schedule.orders import estimate, faster
 from flashgen.schedule.roofline import matmul_rate, roofline
-from flashgen.schedule.space import Space, default_schedule, enumerate_space, programs_per_sm
+from flashgen.schedule.space import (
+    ORDERS,
+    Space,
+    default_schedule,
+    enumerate_space,
+    programs_per_sm,
+)
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.target import TARGETS, Target, get_target
 
 DEFAULT_TARGET = "nvidia-h200"
-ORDERS: tuple[Order, ...] = ("flash2", "flash1")
 ASSUMED_LENGTH, ASSUMED_KV_HEADS = 4096, 8  # of a spec that names no shape
 
 UNITS: Mapping[str, str] = {
@@ -275,7 +281,7 @@ class _Explaining:
             for order, schedule in schedules.items()
             if schedule is not None
         }
-        chosen, reason = self._order(algorithms)
+        chosen, reason = self._order(orders, schedules)
         order, schedule = orders[chosen], schedules[chosen]
         space = order.space
         needs = order.budget(schedule) if schedule else None
@@ -307,24 +313,27 @@ class _Explaining:
             limits=tuple(self._limits(order, schedule, algorithms.get(chosen))),
         )
 
-    def _order(self, algorithms: Mapping[Order, Algorithm]) -> tuple[Order, str]:
+    def _order(
+        self, orders: Mapping[Order, _Order], schedules: Mapping[Order, Schedule | None]
+    ) -> tuple[Order, str]:
         """The loop order that is explained, and why that one."""
         asked = self.spec.loop_order
         if asked != "auto":
             return asked, "as the spec asks"
-        if len(algorithms) < len(ORDERS):
-            only: Order = next(iter(algorithms), ORDERS[0])
-            return only, f"auto: only {only} fits" if algorithms else "auto: neither order fits"
-
-        def cost(order: Order) -> tuple[float, int]:
-            return algorithms[order].bound_ms, algorithms[order].tile_traffic_bytes
-
-        first: Order = "flash1" if cost("flash1") < cost("flash2") else "flash2"
+        found = {
+            order: estimate(orders[order].problem, schedule, self.shape)
+            for order, schedule in schedules.items()
+            if schedule is not None
+        }
+        if len(found) < len(ORDERS):
+            only: Order = next(iter(found), ORDERS[0])
+            return only, f"auto: only {only} fits" if found else "auto: neither order fits"
+        first = faster(found)
         second: Order = "flash2" if first == "flash1" else "flash1"
-        ratio = algorithms[second].tile_traffic_bytes / max(1, algorithms[first].tile_traffic_bytes)
+        ratio = found[second].tile_traffic_bytes / max(1, found[first].tile_traffic_bytes)
         return first, (
-            f"auto: bound {algorithms[first].bound_ms:.3g} ms against "
-            f"{algorithms[second].bound_ms:.3g} ms of {second}, which moves {ratio:.2f} times the "
+            f"auto: predicted {found[first].time_us / 1e3:.3g} ms against "
+            f"{found[second].time_us / 1e3:.3g} ms of {second}, which moves {ratio:.2f} times the "
             "tile traffic"
         )
 

@@ -12,7 +12,7 @@ from functools import cache
 
 from flashgen.errors import ScheduleError
 from flashgen.ir.symbols import BLOCK_M, BLOCK_N, HEAD_DIM_QK_PADDED, HEAD_DIM_V_PADDED
-from flashgen.passes.lower import order_of
+from flashgen.passes.lower import Order, order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
 from flashgen.schedule.budget import Budget, MatmulUnit, budget, budget_for, matmul_unit
 from flashgen.schedule.model import Bucket, Rejection, Schedule
@@ -28,6 +28,7 @@ TMEM_COLUMNS = 512  # per SM of sm_100: 512 columns of 128 lanes, 4 bytes each
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256)
 WARPS: tuple[int, ...] = (4, 8)
 STAGES: tuple[int, ...] = (1, 2, 3, 4)
+ORDERS: tuple[Order, ...] = ("flash2", "flash1")
 LAYOUT_HINT_HEAD_DIM = 512  # from here on, a head dim is more likely a length in the wrong place
 
 
@@ -82,6 +83,10 @@ def default_schedule(problem: Problem, bucket: Bucket) -> Schedule:
     Short buckets share the choice of a coarser one, so that a build compiles few kernels.
     ScheduleError, with all rejections, says which tile is too large and what would fit.
     """
+    if problem.spec.loop_order == "auto":
+        from flashgen.schedule.orders import choose_order  # asks here for each order's schedule
+
+        return choose_order(problem, bucket).schedule
     coarser = _coarser(bucket)
     if coarser != bucket:
         return default_schedule(problem, coarser)
@@ -100,6 +105,10 @@ def default_schedule(problem: Problem, bucket: Bucket) -> Schedule:
 
 
 def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
+    if problem.spec.loop_order == "auto" and bucket.kernel == "loop":
+        for order in ORDERS:
+            yield from _grid(in_order(problem, order), bucket)
+        return
     rows = [m for m in BLOCKS if bucket.q_len_max is None or m <= bucket.q_len_max]
     order = order_of(problem)
     if bucket.kernel == "single_tile":
@@ -130,6 +139,12 @@ def _grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
                             maxnreg=maxnreg,
                             num_kv_splits=None if order == "flash1" else 1,
                         )
+
+
+@cache
+def in_order(problem: Problem, order: Order) -> Problem:
+    """The same problem with the loop order decided."""
+    return Problem(problem.spec.replace(loop_order=order), problem.target)
 
 
 @cache
@@ -287,6 +302,9 @@ def _measured(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     spec = problem.spec
     if bucket.kernel == "single_tile":
         return
+    if order_of(problem) == "flash1":
+        yield from _compiled_flash1(problem, bucket)
+        return
     if spec.dtype.q == "fp32" and problem.target.vendor == "nvidia":
         widest = max(problem.head_dim_qk_padded, problem.head_dim_v_padded)
         for extent, block_m, block_n, num_stages in _FP32_TILES:
@@ -340,6 +358,38 @@ _FP32_TILES: tuple[tuple[int, int, int, int], ...] = (
     (256, 16, 32, 2),
     (512, 16, 16, 1),
 )
+def _compiled_flash1(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
+    """The tiles of `_FLASH1_TILES` for sm_90; not timed."""
+    size = problem.elem_bytes
+    if problem.target.arch != "sm_90" or size not in _FLASH1_TILES:
+        return
+    widest = max(problem.head_dim_qk_padded, problem.head_dim_v_padded)
+    for extent, block_m, block_n, num_warps in _FLASH1_TILES[size]:
+        if widest <= extent and block_m <= (bucket.q_len_max or block_m):
+            yield Schedule(
+                loop_order="flash1",
+                block_m=block_m,
+                block_n=block_n,
+                num_warps=num_warps,
+                num_stages=1,
+                num_kv_splits=None,
+            )
+
+
+# Bytes of an element -> padded head dim up to, block_m, block_n, warps: as many keys as Triton 3.7
+# compiles (causal) without spilling more than 72 bytes per thread, because the state of a row is
+# read and written once for each key tile.
+_FLASH1_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    2: (
+        (64, 64, 128, 8),
+        (64, 16, 128, 8),
+        (128, 64, 128, 8),
+        (128, 16, 128, 8),
+        (256, 64, 64, 8),
+        (256, 16, 64, 8),
+    ),
+    4: ((64, 64, 64, 8), (64, 16, 64, 8), (128, 32, 32, 8), (128, 16, 64, 8)),
+}
 # Accumulator and score registers per thread up to which the compiler was seen not to spill.
 _SPILL_FREE: dict[MatmulUnit, int] = {
     "wgmma": 160,

@@ -107,11 +107,17 @@ def test_the_spec_decides_the_order_and_auto_says_why() -> None:
     assert (flash1.loop_order, flash1.order_reason) == ("flash1", "as the spec asks")
     assert flash1.schedule is not None
     assert flash1.schedule.loop_order == "flash1"
-    assert [tile.name for tile in flash1.tiles if tile.copies > 1] == ["q_tile"]
+    assert [t.name for t in flash1.tiles if (t.space, t.loop) == ("smem", "query tile")] == [
+        "q_tile"
+    ]
     auto = explain(spec.replace(loop_order="auto"))
     assert auto.loop_order == "flash2"
-    assert auto.order_reason.startswith("auto: bound ")
+    assert auto.order_reason.startswith("auto: predicted ")
     assert "tile traffic" in auto.order_reason
+    decode = explain(spec.replace(loop_order="auto"), shape=Shape(1, 32, 8, 1, 16384))
+    assert decode.loop_order == "flash1"
+    assert decode.schedule is not None
+    assert decode.schedule.splits > 1
 
 
 def test_flash1_splits_the_keys_until_the_gpu_is_full() -> None:
