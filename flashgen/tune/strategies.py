@@ -98,7 +98,9 @@ class ModelOrder:
     The correction is a Bayesian linear regression of log(measured / predicted) on the schedule's
     numbers and their products; with nothing measured it is the plain prediction. Ordered by the
     lower end of what is likely (mean minus `daring` standard deviations), a schedule is tried where
-    the model is good or where nothing like it was measured yet.
+    the model is good or where nothing like it was measured yet. Of each number of warps, and with a
+    cap on registers or without, one is tried before all others: a model that is wrong about these
+    is so by a factor, for half of the space.
     """
 
     predicted_us: Mapping[Schedule, float] = field(hash=False)
@@ -108,7 +110,9 @@ class ModelOrder:
 
     def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
         estimate = self._estimates(_times(known), free)
-        return sorted(free, key=lambda schedule: (estimate[schedule], schedule))
+        ranked = sorted(free, key=lambda schedule: (estimate[schedule], schedule))
+        fresh = next((s for s in ranked if known and _is_of_a_kind_not_seen(s, known)), None)
+        return ranked if fresh is None else [fresh, *(s for s in ranked if s != fresh)]
 
     def _estimates(
         self, times: Mapping[Schedule, float], free: Sequence[Schedule]
@@ -130,6 +134,14 @@ class ModelOrder:
         deviation = np.sqrt(np.einsum("ij,jk,ik->i", ahead, covariance, ahead))
         correction = ahead @ weights - self.daring * deviation
         return {s: plain[s] + float(c) for s, c in zip(free, correction, strict=True)}
+
+
+def _is_of_a_kind_not_seen(schedule: Schedule, known: Known) -> bool:
+    return all(_kind(schedule) != _kind(other) for other in known)
+
+
+def _kind(schedule: Schedule) -> tuple[int, bool]:
+    return schedule.num_warps, schedule.maxnreg is None
 
 
 def strategy(name: str, predict: Callable[[], Mapping[Schedule, float]], seed: int = 0) -> Strategy:
