@@ -95,7 +95,8 @@ class TritonPrinter(StrPrinter):
         large = any(o.is_Integer and size(o) > MAX_INT32 for o in operands)
         first = next((n for n, o in enumerate(operands) if not o.is_number), None)
         if whole and (wide or large) and first is not None and not self.is_wide(operands[first]):
-            texts[first] = f"{self.parenthesize(operands[first], PRECEDENCE['Atom'])}.to(tl.int64)"
+            atom = self.parenthesize(operands[first], PRECEDENCE["Atom"], strict=True)
+            texts[first] = f"{atom}.to(tl.int64)"
         return texts
 
     def _print(self, expr: object, **kwargs: object) -> str:

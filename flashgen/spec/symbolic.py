@@ -69,6 +69,8 @@ class FloorDiv(sp.Function):
 
     @classmethod
     def eval(cls, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
+        if b.is_zero:
+            return sp.Integer(0)
         return sp.floor(a / b) if _is_never_zero(b) else None
 
 
@@ -79,6 +81,8 @@ class FloorMod(sp.Function):
 
     @classmethod
     def eval(cls, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
+        if b.is_zero:
+            return sp.Integer(0)
         return sp.Mod(a, b) if _is_never_zero(b) else None
 
     def _eval_is_integer(self) -> bool | None:
@@ -86,9 +90,13 @@ class FloorMod(sp.Function):
 
 
 def _is_never_zero(b: sp.Expr) -> bool:
-    if b.is_zero:
-        raise ZeroDivisionError
     return bool(b.is_number or b.is_nonzero)
+
+
+def _divided(kind: type[FloorDiv | FloorMod], a: sp.Expr, b: sp.Expr) -> sp.Expr:
+    if b.is_zero:  # q - q: whoever wrote it did not mean it
+        raise ZeroDivisionError
+    return kind(a, b)
 
 
 def real(value: float) -> sp.Expr:
@@ -251,8 +259,8 @@ _ARITHMETIC: dict[str, Callable[[sp.Expr, sp.Expr], sp.Expr]] = {
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
-    "//": FloorDiv,
-    "%": FloorMod,
+    "//": partial(_divided, FloorDiv),
+    "%": partial(_divided, FloorMod),
 }
 _CALLS: dict[str, Callable[..., sp.Expr]] = {
     "abs": sp.Abs,

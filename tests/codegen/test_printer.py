@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy as sp
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from spec.strategies import conditions, declared, integers
 
 from flashgen.codegen.expr import TritonPrinter, clear_denominators, is_nonnegative
+from flashgen.codegen.integers import steps
 from flashgen.spec import symbolic as sym
-from flashgen.spec.expr import Index, Node, walk
+from flashgen.spec.expr import Index, Node, parse_expression, walk
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.symbolic import to_sympy
 
@@ -47,7 +48,8 @@ class Device(np.ndarray):
 
 
 def divided(a: Any, b: Any) -> Any:
-    """a / b towards zero."""
+    """a / b towards zero; a number that a device may give differently where b is 0."""
+    b = np.where(np.asarray(b) == 0, -77, b)
     return (np.sign(a) * np.sign(b) * (np.abs(a).view(np.ndarray) // np.abs(b))).view(Device)
 
 
@@ -123,6 +125,67 @@ def test_integers(node: Node) -> None:
     e = to_sympy(node, INPUTS)
     found = np.broadcast_to(run(e, VALUES), 7)
     assert [int(x) for x in found] == [int(exactly(e, VALUES, n)) for n in range(7)]
+
+
+# The ends of what 32 bits are relied on for: positions up to 2**29, scalars up to 2**31 - 1.
+FAR, MOST = 2**29, 2**31 - 1
+EXTREMES = {
+    **{s: np.array([0, 3, FAR - 1, FAR], np.int32) for s in (sym.ROW, sym.K, sym.Q_LEN)},
+    sym.KV_LEN: np.array([1, 2, 3, FAR], np.int32),
+    sym.Q: np.array([-FAR, -7, FAR - 1, FAR], np.int32),
+    **{s: np.array([0, 5, 70_000, MOST]) for s in (sym.B, sym.H, sym.HK)},
+    **{
+        s: np.array([-MOST, 0, 5, MOST], np.int32) if d != "bool" else np.array([1, 0, 1, 1])
+        for s, d in SCALARS.items()
+    },
+}
+
+
+@settings(max_examples=150)
+@given(integers(3).filter(reads_nothing))
+def test_integers_do_not_wrap(node: Node) -> None:
+    e = to_sympy(node, INPUTS)
+    assume(all(steps(part) < 2**62 for part in sp.preorder_traversal(e)))
+    found = np.broadcast_to(run(e, EXTREMES), 4)
+    assert [int(x) for x in found] == [int(exactly(e, EXTREMES, n)) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("k - q + 128 < 0", "kv_idx + 128 - q_idx < 0"),
+        ("2 * k < q", "2 * kv_idx < q_idx"),
+        ("abs(q - k) <= 4095", "tl.abs(kv_idx - q_idx) <= 4095"),
+        ("100000 * q < k", "100000 * q_idx.to(tl.int64) < kv_idx"),
+        ("q * k < 5", "q_idx.to(tl.int64) * kv_idx < 5"),
+        ("h * 70000 + k < 5", "70000 * h + kv_idx < 5"),
+        ("k < reach", "kv_idx < reach_value"),
+        ("k < reach + 1", "kv_idx < reach_value.to(tl.int64) + 1"),
+        ("k // 8192 == q // 8192", "(kv_idx // 8192) == floor_div(q_idx, 8192)"),
+    ],
+)
+def test_only_what_could_leave_32_bits_has_64(text: str, printed: str) -> None:
+    names = {
+        sym.K: "kv_idx",
+        sym.Q: "q_idx",
+        sym.H: "h",
+        sp.Symbol("reach", integer=True): "reach_value",
+    }
+    assert TritonPrinter(names).doprint(to_sympy(parse_expression(text), INPUTS)) == printed
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("s + 0.25 * (k - q)", "scores + 0.25 * (kv_idx - q_idx)"),
+        ("s - (q - k) / 100", "scores - 0.01 * (q_idx - kv_idx)"),
+        ("s + k - q - 3", "scores + (kv_idx - q_idx - 3)"),
+        ("s - 0.1 * (2 * q - k + 7)", "scores + 0.1 * (kv_idx - 2 * q_idx - 7)"),
+    ],
+)
+def test_positions_cancel_before_they_are_real(text: str, printed: str) -> None:
+    names = {sym.K: "kv_idx", sym.Q: "q_idx", sym.S: "scores"}
+    assert TritonPrinter(names).doprint(to_sympy(parse_expression(text), INPUTS)) == printed
 
 
 @settings(max_examples=150)

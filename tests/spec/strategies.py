@@ -33,6 +33,14 @@ INPUTS: dict[str, tuple[list[int | str], str]] = {
 POSITIONS = ("q", "row", "k", "b", "h", "hk", "q_len", "kv_len")
 
 
+# Divisors that are 0 in places.
+DIVISORS = (
+    *(Name(name) for name in (*POSITIONS, "reach")),
+    Binary("-", Name("k"), Name("row")),
+    Binary("%", Name("k"), Number(3)),
+)
+
+
 def declared() -> dict[str, dict[str, Any]]:
     return {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in INPUTS.items()}
 
@@ -58,6 +66,7 @@ def integers(depth: int) -> st.SearchStrategy[Node]:
             inner,
             st.integers(1, 9),
         ),
+        st.builds(Binary, st.sampled_from(("//", "%")), inner, st.sampled_from(DIVISORS)),
         inner.map(Negate),
         st.builds(Call, st.sampled_from(("min", "max")), pair),
         inner.map(lambda a: Call("abs", (a,))),
