@@ -119,7 +119,7 @@ def _modelled(problem: Problem, schedule: Schedule, shape: Shape) -> tuple[Figur
         visible_pairs=visible_pairs(spec, shape),
         first_visits=seen.first_visits,
     )
-    dram = dram_bytes_model(problem, schedule, shape, figures, visited_tiles=seen.tiles)
+    dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     return figures, dram
 
 

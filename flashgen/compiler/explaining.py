@@ -188,8 +188,8 @@ class _Order:
         )
 
     def dram(self, schedule: Schedule, figures: Figures) -> DramTraffic:
-        tiles = self.visits(schedule).tiles
-        return dram_bytes_model(self.problem, schedule, self.shape, figures, visited_tiles=tiles)
+        seen = self.visits(schedule)
+        return dram_bytes_model(self.problem, schedule, self.shape, figures, seen)
 
     def algorithm(self, schedule: Schedule) -> Algorithm:
         figures = self.figures(schedule)
@@ -421,14 +421,14 @@ def _l2_limit(dram: DramTraffic) -> str:
     extra = dram.missed_bytes + dram.written_back_bytes
     if extra:
         return (
-            f"L2: programs in flight use {_mib(dram.working_set_bytes)} again, the cache has "
-            f"{_mib(dram.l2_bytes)}: {_mib(extra)} to and from memory above the floor"
+            f"L2: programs in flight use {_mib(dram.working_set_bytes)} again, the cache holds "
+            f"{_mib(dram.held_bytes)}: {_mib(extra)} to and from memory above the floor"
         )
     if not dram.reused_bytes:
         return "L2: nothing is read again; memory traffic is the floor"
     return (
         f"L2: what programs in flight use again, {_mib(dram.working_set_bytes)}, fits in "
-        f"{_mib(dram.l2_bytes)}; memory traffic is the floor"
+        f"the {_mib(dram.held_bytes)} that it holds; memory traffic is the floor"
     )
 
 

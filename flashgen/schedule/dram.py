@@ -1,19 +1,21 @@
-"""A first model of device-memory traffic: the floor, and the re-reads that do not fit in L2.
+"""Device-memory traffic: the floor, and what L2 does not hold until it is used again.
 
 The floor is what no kernel can avoid: every input read and every output written once. Tile traffic
-above it is served by L2 as long as what concurrent programs use again stays there.
+above it is served by L2 as long as what concurrent programs use again stays there. The constants
+and forms below were found with Nsight Compute on an H200 (`flashgen bench --suite counters`).
+
+L2 holds less than its size: `SHARE_HELD` of it, and where it has two halves, lines that SMs of both
+only read lie in both of them.
 
 flash2: programs that run at the same time and share K and V walk them at about the same pace, so
 what one of them reads the others find in L2. The next wave of programs reads the keys that its rows
-see, mostly the same ones, again; that costs nothing where what all heads in flight read fits in L2,
-and else the share that does not fit.
+see again, in the same order: all of them from memory where they do not fit, none where they do.
 
-flash1: a program reads its K and V once, and its rows' q and state once for each key tile. What all
-programs in flight use again is their rows' q, acc, m_i and l_i. Of a workspace that is larger than
-L2 the excess is written to device memory once, even where no read of it misses.
-
-The share that misses is max(0, 1 - L2 / working set), as if replacement were random. Nothing here
-was measured yet.
+flash1: a program reads its K and V once, and its rows' q and state once for each key tile. Splits
+of one head walk the same q at the same pace, and share what they read of it. Programs stand at
+different places, so that lines of a working set that is too large are missed as if replacement were
+random. Of the state that stays, a share is written to memory all the same before it is replaced.
+What a merge reads was written by all programs before it, and is missed in the same way.
 """
 
 from __future__ import annotations
@@ -21,30 +23,38 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flashgen.passes.count import Visits
 from flashgen.problem import Problem
 from flashgen.schedule.budget import Figures
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.space import programs_per_sm
 from flashgen.spec.model import Shape
+from flashgen.target import Target
 
 STATE_BYTES_PER_ROW = 2 * 4  # m_i and l_i, fp32
+SHARE_HELD = 0.78  # of L2, by data that is used again (flash1, working sets of 40 to 110 MB)
+CLEANED = 0.5  # of the state that L2 holds until it is replaced, the share written before (flash1)
+# L2 in two halves, each of which caches what its own SMs read: NVIDIA's architecture papers of A100
+# ("two partitions"), H100 and B200.
+TWO_HALVES = frozenset({"sm_80", "sm_90", "sm_100"})
 
 
 @dataclass(frozen=True)
 class DramTraffic:
     """Bytes between L2 and device memory, and how the model comes to them.
 
-    `working_set_bytes` is what programs in flight use again, `reused_bytes` how much of the tile
-    traffic above the floor asks for it, `missed_bytes` the part of that which L2 does not hold,
-    `written_back_bytes` what leaves a workspace for want of room.
+    `working_set_bytes` is what programs in flight use again, as often as L2 has to hold it;
+    `held_bytes` find room. `reused_bytes` is how much of the tile traffic above the floor asks for
+    it, `missed_bytes` the part of that which comes from memory, `written_back_bytes` what is
+    written there of a workspace.
     """
 
     floor_bytes: int
     working_set_bytes: int
-    l2_bytes: int
+    held_bytes: int
     reused_bytes: int
     missed_bytes: int
-    written_back_bytes: int
+    written_back_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -53,30 +63,45 @@ class DramTraffic:
 
     @property
     def fits_l2(self) -> bool:
-        return self.working_set_bytes <= self.l2_bytes
+        return self.working_set_bytes <= self.held_bytes
 
 
 def dram_bytes_model(
-    problem: Problem, schedule: Schedule, shape: Shape, figures: Figures, *, visited_tiles: int
+    problem: Problem, schedule: Schedule, shape: Shape, figures: Figures, seen: Visits
 ) -> DramTraffic:
     """The model for one launch; `figures` are those of the same schedule, shape and mask.
 
-    visited_tiles: per batch and query head, as in `Budget.figures`.
+    seen: tile pairs per batch and query head, as in `Budget.figures`.
     """
-    if schedule.loop_order == "flash1":
-        working_set, reused = _flash1(problem, schedule, shape, figures)
-    else:
-        working_set, reused = _flash2(problem, schedule, shape, visited_tiles)
-    l2_bytes = problem.target.l2_bytes
-    missing = max(0.0, 1 - l2_bytes / working_set) if working_set else 0.0
-    return DramTraffic(
-        floor_bytes=figures.dram_bytes,
-        working_set_bytes=working_set,
-        l2_bytes=l2_bytes,
-        reused_bytes=reused,
-        missed_bytes=round(missing * reused),
-        written_back_bytes=max(0, figures.workspace_bytes - l2_bytes),
-    )
+    model = _flash1 if schedule.loop_order == "flash1" else _flash2
+    return model(problem, schedule, shape, figures, seen)
+
+
+def held_bytes(target: Target) -> int:
+    """What L2 holds of data that is used again."""
+    return round(SHARE_HELD * target.l2_bytes)
+
+
+def copies(target: Target) -> int:
+    """How often a line lies in L2 that SMs in all of its parts only read."""
+    return 2 if target.arch in TWO_HALVES else 1
+
+
+def missed_share(working_set: float, held: float) -> float:
+    """The share of reads that miss where a working set is used over and over.
+
+    With random replacement a line outlives a round of n reads, of which n*x missed, with
+    probability exp(-n*x/held): x = 1 - exp(-x * working_set / held), and 0 where all fits.
+
+    >>> [round(missed_share(size, 100), 2) for size in (90, 110, 150, 300)]
+    [0.0, 0.18, 0.58, 0.94]
+    """
+    if working_set <= held:
+        return 0.0
+    share = 1.0
+    for _ in range(200):  # contracts, slowest near `held`
+        share = 1 - math.exp(-share * working_set / held)
+    return share
 
 
 def grid_programs(schedule: Schedule, shape: Shape) -> int:
@@ -115,33 +140,54 @@ def resident_programs(problem: Problem, schedule: Schedule, shape: Shape) -> int
 
 
 def _flash2(
-    problem: Problem, schedule: Schedule, shape: Shape, visited_tiles: int
-) -> tuple[int, int]:
-    """(working set, bytes read again) of K and V."""
+    problem: Problem, schedule: Schedule, shape: Shape, figures: Figures, seen: Visits
+) -> DramTraffic:
+    """K and V, read again by each wave of programs."""
+    held = held_bytes(problem.target)
     kv_heads = shape.batch * shape.kv_heads
     if not (kv_heads and shape.q_heads and shape.q_len):
-        return 0, 0
+        return DramTraffic(figures.dram_bytes, 0, held, 0, 0)
     query_tiles = math.ceil(shape.q_len / schedule.block_m)
-    group = shape.q_heads // shape.kv_heads
+    of_a_head = query_tiles * (shape.q_heads // shape.kv_heads)
     resident = resident_programs(problem, schedule, shape)
-    in_flight = min(kv_heads, max(1, math.ceil(resident / (query_tiles * group))))
-    together = max(1, resident // in_flight)  # programs of one K/V head
-    waves = math.ceil(query_tiles * group / together)
-    of_one_tile = visited_tiles / query_tiles * schedule.block_n
+    in_flight = min(float(kv_heads), max(1.0, resident / of_a_head))
+    together = max(1.0, resident / in_flight)  # programs of one K/V head
+    waves = of_a_head / together  # the rest of one runs beside the next head's first
+    of_one_tile = seen.tiles / query_tiles * schedule.block_n
     of_its_rows = together * schedule.block_m * shape.kv_len / shape.q_len
     keys = min(shape.kv_len, of_one_tile + of_its_rows)  # that one wave reads
     key_bytes = problem.kv_elem_bytes * (problem.head_dim_qk + problem.head_dim_v)
-    again = max(0.0, waves * keys - shape.kv_len)
-    return round(in_flight * keys * key_bytes), round(kv_heads * again * key_bytes)
+    working_set = round(in_flight * keys * key_bytes * copies(problem.target))
+    again = round(kv_heads * max(0.0, waves * keys - shape.kv_len) * key_bytes)
+    missed = again if working_set > held else 0
+    return DramTraffic(figures.dram_bytes, working_set, held, again, missed)
 
 
 def _flash1(
-    problem: Problem, schedule: Schedule, shape: Shape, figures: Figures
-) -> tuple[int, int]:
-    """(working set, bytes read or written again) of q and the state of its rows."""
-    resident = resident_programs(problem, schedule, shape)
-    row_bytes = problem.elem_bytes * problem.head_dim_qk
-    row_bytes += 4 * problem.head_dim_v + STATE_BYTES_PER_ROW
-    return resident * shape.q_len * row_bytes, max(
-        0, figures.tile_traffic_bytes - figures.dram_bytes - figures.workspace_bytes
+    problem: Problem, schedule: Schedule, shape: Shape, figures: Figures, seen: Visits
+) -> DramTraffic:
+    """The state of rows, read and written by each visit but the first and the last; and q."""
+    held = held_bytes(problem.target)
+    heads, splits = shape.batch * shape.q_heads, schedule.splits
+    steps = math.ceil(shape.kv_len / schedule.block_n)
+    if not (heads and seen.tiles):
+        return DramTraffic(figures.dram_bytes, 0, held, 0, 0)
+    q_row = problem.elem_bytes * problem.head_dim_qk
+    q_tile = schedule.block_m * q_row
+    state_tile = schedule.block_m * (4 * problem.head_dim_v + STATE_BYTES_PER_ROW)
+    tiles_at_hand = seen.tiles / steps * resident_programs(problem, schedule, shape)
+    working_set = tiles_at_hand * (state_tile + copies(problem.target) * q_tile / splits)
+    missed = missed_share(working_set, held)
+    q_again = max(0.0, heads * (seen.tiles * q_tile / splits - shape.q_len * q_row))
+    carried = heads * (seen.tiles - seen.first_visits) * state_tile
+    left = heads * seen.first_visits * state_tile if splits > 1 else 0  # for the merge to read
+    merged = missed_share(left, held) * left
+    written = carried * (missed + CLEANED * (1 - missed)) if working_set > held else 0.0
+    return DramTraffic(
+        floor_bytes=figures.dram_bytes,
+        working_set_bytes=round(working_set),
+        held_bytes=held,
+        reused_bytes=round(q_again + carried + left),
+        missed_bytes=round(missed * (q_again + carried) + merged),
+        written_back_bytes=round(left + max(written, min(carried, figures.workspace_bytes))),
     )

@@ -116,7 +116,7 @@ def estimate(problem: Problem, schedule: Schedule, shape: Shape) -> OrderEstimat
         first_visits=seen.first_visits,
     )
     predicted = predict(problem, schedule, shape)
-    dram = dram_bytes_model(problem, schedule, shape, figures, visited_tiles=seen.tiles)
+    dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     return OrderEstimate(
         schedule=schedule,
         time_us=predicted.time_us,

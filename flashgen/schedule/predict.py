@@ -158,7 +158,7 @@ def predict(
         visible_pairs=visible_pairs(problem.spec, shape, inputs),
         first_visits=seen.first_visits,
     )
-    dram = dram_bytes_model(problem, schedule, shape, figures, visited_tiles=seen.tiles)
+    dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     heads = shape.batch * shape.q_heads
     moved = figures.tile_traffic_bytes / max(1, heads * seen.tiles)
     step = _step(needs, schedule, walked, moved, machine, costs)

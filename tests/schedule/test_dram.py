@@ -35,7 +35,7 @@ def traffic(
         visible_pairs=1,
         first_visits=found.first_visits,
     )
-    return dram_bytes_model(problem, schedule, shape, figures, visited_tiles=found.tiles)
+    return dram_bytes_model(problem, schedule, shape, figures, found)
 
 
 def heads(length: int, count: int = 16) -> Shape:
@@ -49,11 +49,12 @@ def test_what_fits_in_l2_costs_the_floor() -> None:
 
 
 def test_keys_that_outgrow_l2_are_read_again() -> None:
-    """262,144 keys of 512 B are 128 MiB a head; a wave of programs reads them all."""
+    """262,144 keys of 512 B are 128 MiB a head, in each half of L2; a wave reads them all."""
     found = traffic(heads(262_144, 1))
-    assert found.working_set_bytes == 262_144 * 512
+    assert found.working_set_bytes == 2 * 262_144 * 512
     assert found.total_bytes > 2 * found.floor_bytes
-    assert found.missed_bytes < found.reused_bytes
+    assert found.missed_bytes == found.reused_bytes
+    assert traffic(heads(262_144, 1), target="nvidia-l4").working_set_bytes == 262_144 * 512
 
 
 def test_a_window_keeps_the_working_set_small() -> None:
@@ -74,9 +75,12 @@ def test_less_l2_never_costs_less() -> None:
 
 def test_flash1_carries_its_state_through_l2() -> None:
     small, large = traffic(heads(512, 4), "flash1"), traffic(heads(16_384, 64), "flash1")
-    assert small.total_bytes == small.floor_bytes
+    assert small.fits_l2
+    assert small.missed_bytes == 0
+    assert small.written_back_bytes == 4 * 512 * (4 * 128 + 8)  # once: nobody drops what is dirty
     assert not large.fits_l2
-    assert large.written_back_bytes == 64 * 16_384 * (4 * 128 + 8) - large.l2_bytes
+    assert large.missed_bytes == pytest.approx(large.reused_bytes)
+    assert large.written_back_bytes == 255 * 64 * 16_384 * (4 * 128 + 8)  # by each key tile but one
     assert large.total_bytes > traffic(heads(16_384, 64)).total_bytes
 
 
