@@ -136,11 +136,22 @@ class TableError(FlashgenError, ValueError):
 
 
 class FrozenError(FlashgenError):
-    """Work that takes seconds was needed after `flashgen.freeze()`."""
+    """Work that takes seconds was needed after `flashgen.freeze()`, or during a capture."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
             f"frozen: this call would have to {what}\n"
             "  hint: make one call of each kind (spec, GPU, shape bucket) before "
             "flashgen.freeze(), or unset FLASHGEN_FROZEN."
+        )
+
+
+class CaptureError(FrozenError):
+    """Work that takes seconds was needed while a CUDA graph was being captured."""
+
+    def __init__(self, what: str) -> None:
+        FlashgenError.__init__(
+            self,
+            f"a CUDA graph is being captured, and this call would have to {what}\n"
+            "  hint: make one call with these lengths before the capture, on the same device.",
         )

@@ -32,6 +32,7 @@ from flashgen.tune.toolchain import Device, device_here
 
 if TYPE_CHECKING:
     from flashgen.runtime.check import Sizes
+    from flashgen.runtime.repeat import Seen
     from flashgen.tune.measurement import Measurer
 
 AUTO_SECONDS = 30.0  # what a call may wait for its own tuning
@@ -276,14 +277,18 @@ class SelfTuning(Attention):
         self._tuner = tuner or tune_for_call
         self._settled: set[tuple[torch.device, Bucket]] = set()
 
-    def launch(self, sizes: Sizes, q: torch.Tensor, *others: Any) -> None:
+    def launch(self, sizes: Sizes, q: torch.Tensor, *others: Any) -> Seen | None:
         """As `Attention.launch`, after tuning where that is still to be done."""
         bucket = bucket_of(sizes.q_len, sizes.kv_len)
         if (q.device, bucket) not in self._settled and self._may_tune(q.device):
             with self._lock:
                 if (q.device, bucket) not in self._settled:
                     self._settle(sizes, q.device, bucket)
-        super().launch(sizes, q, *others)
+        return super().launch(sizes, q, *others)
+
+    def _is_final(self, sizes: Sizes, device: torch.device) -> bool:
+        """Not before it was decided whether to tune: a call in a capture decides nothing."""
+        return (device, bucket_of(sizes.q_len, sizes.kv_len)) in self._settled
 
     def _may_tune(self, device: torch.device) -> bool:
         from flashgen.runtime.frozen import is_frozen

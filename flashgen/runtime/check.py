@@ -188,7 +188,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _check_input(declared: Input, value: object, sizes: Sizes, device: torch.device) -> None:
     if not declared.shape:
-        _check_scalar(declared, value)
+        check_scalar(declared, value)
         return
     name = declared.name
     if not isinstance(value, torch.Tensor):
@@ -206,7 +206,8 @@ def _check_input(declared: Input, value: object, sizes: Sizes, device: torch.dev
     _check_device(name, value, device)
 
 
-def _check_scalar(declared: Input, value: Any) -> None:
+def check_scalar(declared: Input, value: Any) -> None:
+    """TensorError for what is no number of the declared kind and size."""
     name, kind = declared.name, get_dtype(declared.dtype).kind
     if isinstance(value, torch.Tensor):
         hint = (

@@ -1,18 +1,25 @@
 """Frozen: from now on nothing is generated, compiled or tuned; what would be raises instead.
 
-For servers that have warmed up, and around CUDA-graph capture: a call that would stop for seconds
-is an error that names what it needed. Whoever is about to do slow work calls `refuse_if_frozen`.
+For servers that have warmed up: a call that would stop for seconds is an error that names what it
+needed. While a CUDA graph is being captured it is one too: the driver loads no kernel then. Whoever
+is about to do slow work calls `refuse_if_frozen`; a launch, of which only Triton knows whether it
+has to compile, is made inside `not_compiling`.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from flashgen import settings
-from flashgen.errors import FrozenError
+from flashgen.errors import CaptureError, FrozenError
 
 _lock = threading.Lock()
+_hook_lock = threading.RLock()
 _depth = 0
 
 
@@ -44,9 +51,48 @@ def is_frozen() -> bool:
 
 
 def refuse_if_frozen(what: str) -> None:
-    """FrozenError if frozen; what: the work that would begin, "compile small for nvidia-h200"."""
+    """FrozenError if frozen, CaptureError during a capture; what: the work that would begin,
+    "compile small for nvidia-h200"."""
+    error = _refusal(what)
+    if error is not None:
+        raise error
+
+
+def _refusal(what: str) -> FrozenError | None:
     if is_frozen():
-        raise FrozenError(what)
+        return FrozenError(what)
+    return CaptureError(what) if is_capturing() else None
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return bool(cuda and cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+@contextmanager
+def not_compiling(what: str) -> Iterator[None]:
+    """Launches inside it raise where Triton would compile a generated kernel and slow work is
+    refused; elsewhere it does nothing. Kernels of others compile as ever."""
+    error = _refusal(what)
+    if error is None:
+        yield
+        return
+    from triton import knobs
+
+    def refuse(**asked: Any) -> object:
+        if str(getattr(asked.get("fn"), "module", "")).startswith("flashgen_generated"):
+            raise error
+        return before(**asked) if before else None
+
+    with _hook_lock:
+        before = knobs.runtime.jit_cache_hook
+        knobs.runtime.jit_cache_hook = refuse
+        try:
+            yield
+        finally:
+            knobs.runtime.jit_cache_hook = before
 
 
 def thaw() -> None:

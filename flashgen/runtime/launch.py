@@ -16,8 +16,10 @@ from flashgen.dtypes import get_dtype
 from flashgen.errors import TensorError
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.check import Sizes, check_call
+from flashgen.runtime.frozen import not_compiling
 from flashgen.runtime.launcher import start_building_launchers
 from flashgen.runtime.load import load_module
+from flashgen.runtime.repeat import MAX_KEPT, Repeat, Seen, Signature, repeat_of, signature
 from flashgen.runtime.said import say_once
 from flashgen.runtime.warm import start_warming
 from flashgen.schedule.model import Bucket, Schedule, bucket_of
@@ -52,24 +54,62 @@ class Attention:
         self._plan_for = plan_for
         self._loaded: dict[torch.device, Loaded] = {}
         self._lock = threading.RLock()
+        self._repeats: dict[Signature, Repeat] = {}
 
     def __repr__(self) -> str:
         return f"Attention({self.spec.display_name}, return_lse={self.return_lse})"
 
     def __call__(
-        self, /, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: object
+        self, /, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: Any
     ) -> Result:
+        try:
+            key = signature(q, k, v, others)
+            repeat = self._repeats.get(key)
+        except Exception:  # something that is no plain tensor: the checks say what
+            key = repeat = None
+        if repeat is not None:
+            return repeat(q, k, v, others)
+        return self._first(key, q, k, v, others)
+
+    def _first(
+        self,
+        key: Signature,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        others: Mapping[str, Any],
+    ) -> Result:
+        """A call with a signature that was not met before, or that cannot be repeated."""
         sizes = check_call(self.spec, q, k, v, others)
         out, lse = self.empty_outputs(sizes, q)
-        if q.device.type == "cpu":
+        if not self._on_gpu(q.device):
             say_once(
                 "q is on the CPU: the kernel runs in Triton's interpreter, which is slow and "
-                "computes bf16 in fp32. Move the tensors to a GPU for speed."
+                "computes bf16 in fp32. Move the tensors to a GPU for speed.",
+                inside=1,
             )
             self._interpret(sizes, q, k, v, others, out, lse)
         else:
-            self.launch(sizes, q, k, v, others, out, lse)
+            seen = self.launch(sizes, q, k, v, others, out, lse)
+            if seen is not None and key is not None and self._is_final(sizes, q.device):
+                tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **others}
+                self._keep(key, repeat_of(self.spec, seen, tensors, returns_lse=self.return_lse))
         return (out, lse) if self.return_lse else out
+
+    def _keep(self, key: Signature, repeat: Repeat | None) -> None:
+        if repeat is None:
+            return
+        if len(self._repeats) >= MAX_KEPT:
+            self._repeats.clear()
+        self._repeats[key] = repeat
+
+    @staticmethod
+    def _on_gpu(device: torch.device) -> bool:
+        return device.type != "cpu"
+
+    def _is_final(self, sizes: Sizes, device: torch.device) -> bool:
+        """Whether calls like this one will always be launched as they are now."""
+        return True
 
     def empty_outputs(self, sizes: Sizes, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Uninitialised out (contiguous, in q's layout) and lse."""
@@ -87,20 +127,27 @@ class Attention:
         others: Mapping[str, object],
         out: torch.Tensor,
         lse: torch.Tensor,
-    ) -> None:
-        """Fill out and lse; nothing is launched where they are empty."""
+    ) -> Seen | None:
+        """Fill out and lse; None: nothing was launched, because they are empty.
+
+        FrozenError where a kernel would have to be compiled and that is refused.
+        """
         if out.numel() == 0 and sizes.batch * sizes.num_q_heads * sizes.q_len == 0:
-            return
+            return None
         loaded = self._on(q.device)
-        schedule, kernel, options = loaded.launches[bucket_of(sizes.q_len, sizes.kv_len)]
+        bucket = bucket_of(sizes.q_len, sizes.kv_len)
+        schedule, kernel, options = loaded.launches[bucket]
         programs = -(-sizes.q_len // schedule.block_m) * sizes.num_q_heads * sizes.batch
         if programs > MAX_PROGRAMS:
             raise TensorError("q", f"{programs} query tiles", f"at most {MAX_PROGRAMS} in one call")
         arguments = [others[name] for name in loaded.plan.arguments]
         outputs = (out, lse) if self.return_lse else (out,)
+        what = f"compile {self.spec.display_name} for {q.device}, {bucket}"
+        seen = Seen(kernel)
         # Triton compiles at the first launch of a variant, and that is not thread safe.
-        with self._lock, _device(q.device):
-            loaded.module.run(kernel, options, q, k, v, *arguments, *outputs)
+        with self._lock, _device(q.device), not_compiling(what):
+            loaded.module.run(seen, options, q, k, v, *arguments, *outputs)
+        return seen
 
     def _on(self, device: torch.device) -> Loaded:
         loaded = self._loaded.get(device)
@@ -113,7 +160,7 @@ class Attention:
     def _load(self, device: torch.device) -> Loaded:
         from flashgen.codegen.options import kernel_kinds, options
 
-        on_gpu = device.type != "cpu"
+        on_gpu = self._on_gpu(device)
         if on_gpu:
             self._say_where_machine_code_goes()
             warming = start_warming()
