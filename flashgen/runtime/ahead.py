@@ -19,6 +19,7 @@ from flashgen.codegen.options import kernel_kinds, kernel_options
 from flashgen.dtypes import get_dtype
 from flashgen.errors import CompileError, TargetError
 from flashgen.problem import Problem
+from flashgen.runtime.allocation import GivenUpError
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec
@@ -32,12 +33,14 @@ _ANNOTATED = {"int32": "i32", "int64": "i64", "float32": "fp32"}
 class CompiledKernel:
     """A kernel as the back end left it.
 
-    smem_bytes: shared memory of one program; regs_per_thread, spill_bytes: of the machine code
-    (None: the back end does not say); binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn.
+    smem_bytes: shared memory of one program; tmem_columns: of sm_100's tensor memory (else 0);
+    regs_per_thread, spill_bytes: of the machine code (None: the back end does not say);
+    binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn.
     """
 
     entry: str
     smem_bytes: int
+    tmem_columns: int
     regs_per_thread: int | None
     spill_bytes: int | None
     assembly_kind: str
@@ -69,6 +72,8 @@ def compile_ahead(
     source = ASTSource(kernel, signature, constexprs, attributes)
     try:
         compiled = triton.compile(source, target=_gpu_target(target), options=launch)
+    except GivenUpError:
+        raise
     except Exception as error:  # Triton raises many kinds, from Python and from LLVM
         raise CompileError(
             f"{entry} for {target.id}: {type(error).__name__}: {error}\n"
@@ -116,6 +121,7 @@ def _report(entry: str, compiled: Any) -> CompiledKernel:
     return CompiledKernel(
         entry=entry,
         smem_bytes=compiled.metadata.shared,
+        tmem_columns=getattr(compiled.metadata, "tmem_size", 0) or 0,
         regs_per_thread=usage[0],
         spill_bytes=usage[1],
         assembly_kind=assembly_kind,

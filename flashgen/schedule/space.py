@@ -14,14 +14,15 @@ from flashgen.errors import ScheduleError
 from flashgen.ir.symbols import BLOCK_M, BLOCK_N, HEAD_DIM_QK_PADDED, HEAD_DIM_V_PADDED
 from flashgen.passes.lower import Order, order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
-from flashgen.schedule.budget import Budget, MatmulUnit, budget, budget_for, matmul_unit
+from flashgen.schedule.budget import Budget, budget, budget_for
 from flashgen.schedule.model import Bucket, Rejection, Schedule
+from flashgen.schedule.units import MatmulUnit
 from flashgen.target import TARGETS, Target
 
 # The family's tiles hold whole rows of q, k and v; wider ones were never calibrated or compiled.
 MAX_HEAD_DIM = 512
 MAX_STAGES = 4  # flash2; a loop of flash1 is not pipelined, because a barrier is part of each step
-# fp32 matmuls are unrolled over the keys of a tile: 128 of them spill 6 KB and more per thread.
+# fp32 matmuls are unrolled over the keys of a tile: with more they compile for half a minute.
 FMA_MAX_BLOCK_N = 64
 TMEM_COLUMNS = 512  # per SM of sm_100: 512 columns of 128 lanes, 4 bytes each
 
@@ -96,9 +97,11 @@ def default_schedule(problem: Problem, bucket: Bucket) -> Schedule:
     space = enumerate_space(problem, bucket)
     if not space.feasible:
         raise ScheduleError(_nothing_fits(problem, bucket, space), space.rejections)
-    if bucket.kernel == "single_tile" and space.feasible[0].kernel == "loop":
+    prudent = [each for each in space.feasible if _is_prudent(each, problem)]
+    if bucket.kernel == "single_tile" and not any(s.kernel == "single_tile" for s in prudent):
         return default_schedule(problem, Bucket(bucket.q_len_max, None))
-    return min(space.feasible, key=lambda schedule: (_cost(schedule, problem), schedule))
+    candidates = prudent or space.feasible
+    return min(candidates, key=lambda schedule: (_cost(schedule, problem), schedule))
 
 
 # **** the grid ****
@@ -235,29 +238,28 @@ def _check_matmul(schedule: Schedule, problem: Problem, bucket: Bucket | None) -
         return Rejection("head_dim", widest, MAX_HEAD_DIM)
     if problem.kv_elem_bytes == 1 and schedule.block_n < 2 * MIN_TILE_DIM:
         return Rejection("block_n", schedule.block_n, 2 * MIN_TILE_DIM, "at least")
-    unit = matmul_unit(problem.target, problem.spec.dtype.q, schedule.block_m, schedule.num_warps)
-    if unit == "fma" and schedule.block_n > FMA_MAX_BLOCK_N:
-        return Rejection("block_n of fp32 matmuls", schedule.block_n, FMA_MAX_BLOCK_N)
     return None
 
 
 def _check_resources(schedule: Schedule, problem: Problem) -> Rejection | None:
-    """Shared memory, tensor memory and registers against the target's limits."""
+    """Shared memory, tensor memory and registers against the target's limits.
+
+    By lower bounds (`benchmarks/compiler`): what is rejected could not be launched, or would spill
+    its tiles. What needs more than its bounds shows when it is compiled.
+    """
     if schedule.num_kv_splits is None:  # a call may run either kernel
-        rejections = (
-            _check_resources(replace(schedule, num_kv_splits=n), problem) for n in (1, 2)
-        )
+        rejections = (_check_resources(replace(schedule, num_kv_splits=n), problem) for n in (1, 2))
         return next((found for found in rejections if found is not None), None)
     target = problem.target
     needs = budget_for(problem, schedule)
-    smem = needs.smem_bytes_of(schedule)
+    smem = needs.least_smem_bytes_of(schedule)
     if smem > target.smem_per_block_bytes:
         return Rejection("smem_bytes", smem, target.smem_per_block_bytes)
     if needs.unit(schedule) == "tcgen05":
         columns = _tmem_columns(schedule, problem)
         if columns > TMEM_COLUMNS:
             return Rejection("tmem_columns", columns, TMEM_COLUMNS)
-    regs = needs.regs_per_thread_of(schedule)
+    regs = needs.least_regs_per_thread_of(schedule)
     limit = regs_limit(schedule, problem)
     return Rejection("regs_per_thread", regs, limit) if regs > limit else None
 
@@ -276,6 +278,16 @@ def _tmem_columns(schedule: Schedule, problem: Problem) -> int:
 
 
 # **** the default ****
+
+
+def _is_prudent(schedule: Schedule, problem: Problem) -> bool:
+    """Whether it can be used unmeasured: it fits as estimated, not only by lower bounds."""
+    needs = budget_for(problem, schedule)
+    return (
+        not (needs.unit(schedule) == "fma" and schedule.block_n > FMA_MAX_BLOCK_N)
+        and needs.smem_bytes_of(schedule) <= problem.target.smem_per_block_bytes
+        and needs.regs_per_thread_of(schedule) <= regs_limit(schedule, problem)
+    )
 
 
 def _coarser(bucket: Bucket) -> Bucket:

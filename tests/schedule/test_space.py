@@ -81,11 +81,7 @@ def tile(block_m: int, block_n: int, num_warps: int, num_stages: int, **fields: 
         (tile(256, 32, 4, 1), {}, Rejection("regs_per_thread", 326, 255)),
         (tile(64, 64, 4, 2), {"head_dim": 520}, Rejection("head_dim", 520, 512)),
         (tile(64, 16, 4, 2), {"dtype": "fp8_e4m3"}, Rejection("block_n", 16, 32, "at least")),
-        (
-            tile(32, 128, 8, 1),
-            {"dtype": "fp32", "head_dim": 64},
-            Rejection("block_n of fp32 matmuls", 128, 64),
-        ),
+        (tile(32, 128, 8, 1), {"dtype": "fp32", "head_dim": 64}, None),
     ],
 )
 def test_each_rule(schedule: Schedule, fields: dict[str, Any], rejection: Rejection | None) -> None:
@@ -163,13 +159,34 @@ def test_register_caps_are_tried_where_two_programs_fit_an_sm() -> None:
 
 
 def test_keys_too_many_for_one_tile_go_to_the_loop() -> None:
-    problem = problem_of(dtype="fp32", head_dim=64)
-    space = enumerate_space(problem, bucket_of(4096, 128))
+    problem = problem_of("nvidia-a10", dtype="tf32", head_dim=512)
+    space = enumerate_space(problem, bucket_of(4096, 64))
     assert {schedule.kernel for schedule in space.feasible} == {"loop"}
     assert {schedule.kernel for schedule, _ in space.rejections} == {"loop", "single_tile"}
+
+
+def test_fp32_tiles_of_many_keys_are_feasible_but_no_default() -> None:
+    problem = problem_of(dtype="fp32", head_dim=64)
+    space = enumerate_space(problem, bucket_of(4096, 128))
+    assert {schedule.kernel for schedule in space.feasible} == {"single_tile"}
     assert default_schedule(problem, bucket_of(64, 128)) == default_schedule(
         problem, bucket_of(64, 8192)
     )
+
+
+def test_a_schedule_is_rejected_by_the_lower_bound_and_chosen_by_the_estimate() -> None:
+    """sm_100: 32 B of barriers, in a gap of 1,024 B before q, are all that does not fit."""
+    problem = problem_of("nvidia-b200", dtype="tf32", head_dim=32)
+    limit = problem.target.smem_per_block_bytes
+    schedule = tile(64, 256, 8, 3)
+    needs = budget(problem)
+    assert needs.least_smem_bytes_of(schedule) == 8192 + 2 * 3 * 256 * 32 * 4 <= limit
+    assert needs.smem_bytes_of(schedule) == needs.least_smem_bytes_of(schedule) + 1024
+    tight = dataclasses.replace(
+        problem.target, smem_per_block_bytes=needs.least_smem_bytes_of(schedule)
+    )
+    assert check(schedule, Problem(problem.spec, tight)) is None
+    assert default_schedule(Problem(problem.spec, tight), LONG) != schedule
 
 
 # **** the default ****

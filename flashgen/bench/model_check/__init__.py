@@ -1,0 +1,1 @@
+"""Does the model of on-chip bytes agree with the compiler? Many kernels compiled without a GPU."""

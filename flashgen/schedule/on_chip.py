@@ -1,0 +1,331 @@
+"""Shared memory of a kernel, as formulas that come from walking its tile graph.
+
+Two models are kept apart. `textbook_smem_bytes` is the papers' constraint: every loaded tile and
+one fp32 score tile. The compiler-level one follows what Triton does with the tiles: `smem_bytes` is
+what it will report, `least_smem_bytes` what no version of it can do without. `python -m
+flashgen.bench.model_check` holds both against the compiler; `benchmarks/compiler` has the figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import metadata
+
+import sympy as sp
+
+from flashgen.dtypes import get_dtype
+from flashgen.ir import ops
+from flashgen.ir.graph import TileGraph
+from flashgen.ir.ops import Tile
+from flashgen.ir.symbols import (
+    BLOCK_M,
+    BLOCK_N,
+    HEAD_DIM_QK,
+    HEAD_DIM_QK_PADDED,
+    HEAD_DIM_V_PADDED,
+    NUM_STAGES,
+    NUM_WARPS,
+)
+from flashgen.schedule import scratch
+from flashgen.schedule.largest import largest, maximum, minimum
+from flashgen.schedule.traffic import is_state
+from flashgen.schedule.units import MatmulUnit
+
+TritonVersion = tuple[int, int]
+KNOWN_TRITON: tuple[TritonVersion, ...] = ((3, 6), (3, 7), (3, 8))
+# Head dims that an fp32 kernel multiplies at a time; it loads q and k in such parts.
+QK_PART = 16
+ASYNCHRONOUS: tuple[MatmulUnit, ...] = ("wgmma", "tcgen05")
+MBARRIERS = 4  # of a pipelined loop on tcgen05
+
+
+@cache
+def installed_triton() -> TritonVersion:
+    """The known version that is nearest to the Triton here; without any, the middle one."""
+    try:
+        return nearest_triton(metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        return KNOWN_TRITON[1]
+
+
+def nearest_triton(version: str) -> TritonVersion:
+    """The latest known version that is not later than `version` ("3.7.1"), or the first."""
+    wanted = tuple(int(part) for part in version.split(".")[:2])
+    return max((known for known in KNOWN_TRITON if known <= wanted), default=KNOWN_TRITON[0])
+
+
+@cache
+def textbook_smem_bytes(graph: TileGraph) -> sp.Expr:
+    """Every loaded tile once, at its true width, and one score tile.
+
+    4*block_m*block_n + w*(block_m*head_dim_qk + block_n*(head_dim_qk + head_dim_v)), in both loop
+    orders: what a loop carries lives in registers, wherever it comes from.
+    """
+    loaded = (
+        tile.bytes
+        for op in graph.of_kind(ops.Load)
+        for tile in graph.inputs(op)
+        if tile.space == "hbm" and not is_state(graph, tile)
+    )
+    scores = (
+        tile.bytes
+        for op in graph.of_kind(ops.Matmul)
+        for tile in graph.outputs(op)
+        if tile.shape == (BLOCK_M, BLOCK_N)
+    )
+    return sp.expand(sp.Add(*loaded, *scores))
+
+
+@cache
+def smem_bytes(graph: TileGraph, unit: MatmulUnit, triton: TritonVersion | None = None) -> sp.Expr:
+    """Shared memory as Triton (None: the one here) allocates it: its `metadata.shared`.
+
+    Pipelined (num_stages > 1): what stays for the whole loop, plus num_stages copies of a matmul's
+    operands where the matmul itself is asynchronous (wgmma, tcgen05), one copy less where it is
+    not, and one less of other staged tiles. Not pipelined: the largest set of tiles that are read
+    at the same time. Without a loop: all operands, because v is loaded before the scores are
+    computed. Probs change hands between warps through shared memory where warps split the
+    columns of the output: mma does when block_m < head_dim_v_padded, fma always, wgmma and tcgen05
+    never. mfma (AMD) takes each operand to registers on its own, q before the loop; whether probs
+    change hands there differs, so they are counted. `scratch.py` has what comes on top of tiles.
+
+    flash2 keeps q and stages k and v; flash1 keeps k and v and stages q. Its state (acc, m_i, l_i)
+    goes from the workspace to registers and back.
+    """
+    return _Allocation(graph, unit, triton or installed_triton()).bytes
+
+
+@cache
+def least_smem_bytes(graph: TileGraph, unit: MatmulUnit) -> sp.Expr:
+    """A lower bound of `smem_bytes`, whatever the version of Triton.
+
+    The tiles that are alive at the same time and, on mma and wgmma, what a loaded score input takes
+    to change its layout. No gap, barrier or scratch of a reduction is in it.
+    """
+    return _Allocation(graph, unit, None).bytes
+
+
+@dataclass(frozen=True)
+class _Allocation:
+    """One kernel's shared memory; with `triton` None, the lower bound."""
+
+    graph: TileGraph
+    unit: MatmulUnit
+    triton: TritonVersion | None
+
+    @property
+    def bytes(self) -> sp.Expr:
+        if self.unit == "mfma":
+            return self.through_registers()
+        if not self.staged:
+            return self.loaded_up_front()
+        one_stage = sp.Le(NUM_STAGES, 1)
+        return sp.Piecewise((self.one_by_one(), one_stage), (self.pipelined(), True))
+
+    # **** tiles ****
+
+    @cached_property
+    def shared(self) -> list[Tile]:
+        return [tile for tile in self.graph.tiles if tile.space == "smem"]
+
+    @cached_property
+    def staged(self) -> list[Tile]:
+        """What is loaded asynchronously: booleans, a byte each, are not."""
+        return [tile for tile in self.graph.tiles if tile.staged and tile.dtype != "bool"]
+
+    @cached_property
+    def operands(self) -> list[Tile]:
+        """Tiles in shared memory that a matmul reads."""
+        names = {n for op in self.graph.of_kind(ops.Matmul) for n in (op.left, op.right)}
+        return [tile for tile in self.shared if tile.name in names]
+
+    @cached_property
+    def probs(self) -> list[Tile]:
+        """The left operands of matmuls that come from registers."""
+        return [
+            tile
+            for op in self.graph.of_kind(ops.Matmul)
+            for tile in self.graph.inputs(op)
+            if tile.name == op.left and tile.space == "reg"
+        ]
+
+    @cached_property
+    def score_inputs(self) -> list[Tile]:
+        """Tiles of block_m x block_n that are loaded: a bias, a dense mask."""
+        return [tile for tile in self.shared if tile.shape == (BLOCK_M, BLOCK_N)]
+
+    def whole(self, tile: Tile) -> sp.Expr:
+        """Bytes of a tile; in parts, the last of a head dim is as wide as the others."""
+        if self.unit != "fma":
+            return tile.bytes
+        return tile.bytes.subs(HEAD_DIM_QK_PADDED, QK_PART * sp.ceiling(HEAD_DIM_QK / QK_PART))
+
+    def at_once(self, tile: Tile) -> sp.Expr:
+        """Bytes of a tile that is loaded when it is needed, part by part where it has parts."""
+        return tile.bytes.subs(HEAD_DIM_QK_PADDED, QK_PART) if self.unit == "fma" else tile.bytes
+
+    # **** the three ways of loading ****
+
+    def pipelined(self) -> sp.Expr:
+        """Every stage of every tile, beside what stays."""
+        resident = [self.whole(tile) for tile in self.shared if not tile.staged]
+        depth = NUM_STAGES if self.unit in ASYNCHRONOUS else NUM_STAGES - 1
+        staged = {
+            tile: self.whole(tile) * (depth if tile in self.operands else NUM_STAGES - 1)
+            for tile in self.staged
+        }
+        small = sp.Add(*(each for tile, each in staged.items() if len(tile.shape) < 2))
+        large = sp.Add(*(each for tile, each in staged.items() if len(tile.shape) > 1))
+        last = self.placed_last(
+            small, resident, [each for tile, each in staged.items() if tile in self.operands]
+        )
+        exchange = self.exchange()
+        if self.triton is not None:
+            exchange += self.row_statistics()
+        # Masks change their layout before probs change hands: the two use the same place.
+        exchange = maximum(exchange, *self.late_conversions(has_ids=small != 0))
+        return maximum(sp.Add(*resident, large, last, exchange), self.epilogue())
+
+    def one_by_one(self) -> sp.Expr:
+        """The most that one matmul needs, each tile loaded just before it.
+
+        A tile from outside the loop stays during all of it; score inputs change their layout while
+        k is there.
+        """
+        deepest = len(self.graph.loops) - 1
+        resident = [tile for tile in self.operands if tile.level < deepest]
+        kept = sp.Add(*(self.whole(tile) for tile in resident))
+        needs = [self.epilogue()]
+        for op in self.graph.of_kind(ops.Matmul):
+            inputs = self.graph.inputs(op)
+            read = [tile for tile in inputs if tile in self.operands and tile not in resident]
+            need = kept + sp.Add(*(self.at_once(tile) for tile in read))
+            takes_probs = any(tile in self.probs for tile in inputs)
+            if takes_probs:
+                need += self.exchange()
+            else:  # an fp32 kernel loads k, part by part, only after that
+                before = kept if self.unit == "fma" else need
+                needs += [before + each for each in self.early_conversions()]
+            needs += [need, *self.tcgen05_needs(need, takes_probs=takes_probs)]
+        return largest(needs)
+
+    def loaded_up_front(self) -> sp.Expr:
+        """All operands at once; once the scores are there, probs may use the place of q and k."""
+        keys = {op.right for op in self.graph.of_kind(ops.Matmul) if op.transpose_right}
+        parts = [t for t in self.operands if self.unit == "fma" and t.name in keys]
+        others = sp.Add(*(self.whole(tile) for tile in self.operands if tile not in parts))
+        together = others + sp.Add(*(self.at_once(tile) for tile in parts))
+        beside_probs = [
+            tile.bytes
+            for op in self.graph.of_kind(ops.Matmul)
+            if any(tile in self.probs for tile in self.graph.inputs(op))
+            for tile in self.graph.inputs(op)
+            if tile.space == "smem"
+        ]
+        return largest(
+            [
+                together,
+                sp.Add(*beside_probs, self.exchange()),
+                self.epilogue(),
+                *(others + each for each in self.early_conversions()),
+                *self.tcgen05_needs(together, takes_probs=False),
+            ]
+        )
+
+    def through_registers(self) -> sp.Expr:
+        """What mfma needs: staged tiles num_stages - 1 deep, any other only on its way through."""
+        sizes = [tile.bytes for tile in self.shared]
+        one_by_one = largest([*sizes, self.exchange(), self.epilogue()])
+        staged = [tile.bytes for tile in self.shared if tile.staged]
+        if not staged:
+            return one_by_one
+        pipelined = maximum(one_by_one, (NUM_STAGES - 1) * sp.Add(*staged) + self.exchange())
+        return sp.Piecewise((one_by_one, sp.Le(NUM_STAGES, 1)), (pipelined, True))
+
+    # **** what is not an operand ****
+
+    def exchange(self) -> sp.Expr:
+        """Bytes of probs that change hands, as left operand of the second matmul."""
+        needed = sp.Add(*(tile.bytes for tile in self.probs))
+        if self.unit in ("fma", "mfma"):
+            return needed
+        if self.unit in ASYNCHRONOUS:
+            return sp.Integer(0)
+        side_by_side = sp.Lt(BLOCK_M, HEAD_DIM_V_PADDED)
+        if self.triton is not None and not any(tile.staged for tile in self.graph.tiles):
+            # Without a loop each matmul spreads its own result over the warps.
+            side_by_side = sp.Or(side_by_side, sp.Lt(BLOCK_M, scratch.MMA_ROWS * NUM_WARPS))
+        return sp.Piecewise((needed, side_by_side), (sp.Integer(0), True))
+
+    def epilogue(self) -> sp.Expr:
+        """The output tile changes its layout through shared memory before it is stored."""
+        return largest(
+            tile.bytes
+            for op in self.graph.of_kind(ops.Store)
+            for tile in self.graph.inputs(op)
+            if len(tile.shape) > 1
+        )
+
+    def row_statistics(self) -> sp.Expr:
+        """Scratch of sums over rows, alive beside the tiles of the loop.
+
+        mma: only where probs are not rounded first (tf32), because rounding comes after the sum.
+        """
+        numbers = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
+        if self.unit == "fma":
+            return scratch.call(scratch.fma_rows, *numbers)
+        if self.unit == "mma" and all(get_dtype(tile.dtype).bytes == 4 for tile in self.probs):
+            return scratch.call(scratch.mma_rows, *numbers)
+        return sp.Integer(0)
+
+    def late_conversions(self, *, has_ids: bool) -> list[sp.Expr]:
+        """Scratch of masks that are not staged, and of comparing ids."""
+        if self.triton is None and self.unit not in ("mma", "wgmma"):
+            return []
+        found = [self.conversion(tile) for tile in self.score_inputs if tile not in self.staged]
+        if self.triton == (3, 6) and has_ids and self.unit in ("mma", "wgmma"):
+            found.append(scratch.call(scratch.compared_ids, BLOCK_M, BLOCK_N, NUM_WARPS))
+        return found
+
+    def early_conversions(self) -> list[sp.Expr]:
+        """Scratch of score inputs that change their layout before the first matmul.
+
+        Masks did in Triton 3.6, and do it later from 3.7 on.
+        """
+        if self.triton is None and self.unit not in ("mma", "wgmma"):
+            return []
+        masks_too = self.triton == (3, 6)
+        inputs = [tile for tile in self.score_inputs if masks_too or tile.dtype != "bool"]
+        return [self.conversion(tile) for tile in inputs]
+
+    def conversion(self, tile: Tile) -> sp.Expr:
+        numbers = (BLOCK_M, BLOCK_N, NUM_WARPS, get_dtype(tile.dtype).bytes)
+        if self.unit == "mma":
+            return scratch.call(scratch.mma_conversion, *numbers, HEAD_DIM_V_PADDED)
+        functions = {
+            "wgmma": scratch.wgmma_conversion,
+            "tcgen05": scratch.tcgen05_conversion,
+            "fma": scratch.fma_conversion,
+        }
+        return scratch.call(functions[self.unit], *numbers)
+
+    def placed_last(
+        self, small: sp.Expr, resident: list[sp.Expr], staged: list[sp.Expr]
+    ) -> sp.Expr:
+        """Small tiles and barriers, with the gap behind them."""
+        if self.triton is None or self.unit not in ASYNCHRONOUS:
+            return small
+        if self.unit == "tcgen05":
+            small += MBARRIERS * scratch.MBARRIER_BYTES
+        if small == 0 or not resident:
+            return small
+        return scratch.call(scratch.with_gap, small, minimum(*resident), maximum(*staged))
+
+    def tcgen05_needs(self, need: sp.Expr, *, takes_probs: bool) -> list[sp.Expr]:
+        """What a matmul on tcgen05 needs beside its operands."""
+        if self.triton is None or self.unit != "tcgen05":
+            return []
+        if takes_probs:
+            return [need + scratch.call(scratch.tmem_probs, BLOCK_M, NUM_WARPS)]
+        return [need + scratch.MBARRIER_BYTES]

@@ -1,0 +1,161 @@
+"""What Triton allocates in shared memory beside tiles: scratch, barriers, gaps.
+
+Found by compiling with Triton 3.6 to 3.8 (`benchmarks/compiler`). In formulas these are named
+functions; here they are computed, from a schedule's numbers. All extents are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import sympy as sp
+
+WARP_SIZE = 32
+ACCESS_BYTES = 16  # the widest load of a thread
+# Results of a warp's matmul instruction: a thread has rows r and r + 8, columns c and c + 1.
+MMA_ROWS, MMA_COLUMNS = 16, 8
+OPERAND_ALIGNMENT = 1024  # of what wgmma and tcgen05 read
+NUMBER_BYTES = 4
+MBARRIER_BYTES = 8
+TMEM_PROBS_BYTES = 4096
+
+
+def call(function: Callable[..., int], *arguments: sp.Expr | int) -> sp.Expr:
+    """One of this module's functions in a formula: `FUNCTIONS` gives its value."""
+    named = sp.Function(function.__name__, integer=True, nonnegative=True)
+    return named(*arguments)
+
+
+# **** a score input changes its layout ****
+#
+# A tile of block_m x block_n that is loaded (a bias, a dense mask) arrives in threads that read
+# rows, and is needed in those that hold the scores. It passes through shared memory, as little at a
+# time as possible: bits of an element's place that number registers in both layouts are taken one
+# after the other. `width` is bytes of an element.
+
+
+def mma_conversion(block_m: int, block_n: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """Bytes of the change to warp-level mma, whose warps stand side by side for a wide output."""
+    if block_m >= head_dim_v:
+        return wgmma_conversion(block_m, block_n, num_warps, width)
+    rows, contiguous = _loaded(block_m, block_n, num_warps, width)
+    common = _share(block_m, max(rows, MMA_ROWS // 2)) * _columns(block_n, contiguous)
+    return _in_passes(block_m * block_n, width, common)
+
+
+def wgmma_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """Bytes of the change to wgmma, or to mma with warps one below the other."""
+    rows, contiguous = _loaded(block_m, block_n, num_warps, width)
+    common = _share(block_m, max(rows, MMA_ROWS * num_warps)) * _columns(block_n, contiguous)
+    if rows <= MMA_ROWS // 2:  # r and r + 8
+        common *= 2
+    if width == 1:  # of 16 contiguous bytes, c and c + 8
+        common *= 2
+    return _in_passes(block_m * block_n, width, common)
+
+
+def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """Bytes of the change to whole rows, as they are read from tensor memory; approximate."""
+    short = width == 1 and block_m * block_n < 64 * WARP_SIZE * num_warps
+    return block_m * block_n * width // (1 if short else 4)
+
+
+def fma_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """Bytes of the change to fp32 results."""
+    loaded, _ = _loaded(block_m, block_n, num_warps, width)
+    rows, abreast = _fma_layout(block_m, block_n, num_warps)
+    return block_m * block_n * width // _share(block_m, max(loaded, rows * num_warps // abreast))
+
+
+def _loaded(block_m: int, block_n: int, num_warps: int, width: int) -> tuple[int, int]:
+    """Rows that all threads read at once, and elements that one reads."""
+    each = max(1, block_m * block_n // (WARP_SIZE * num_warps))
+    contiguous = min(ACCESS_BYTES // width, each)
+    across = min(WARP_SIZE, block_n // contiguous)
+    return num_warps * WARP_SIZE // across, contiguous
+
+
+def _columns(block_n: int, contiguous: int) -> int:
+    """Columns that a thread has in both layouts: neighbours, and those of a second pass."""
+    return (2 if contiguous > 1 else 1) * _share(block_n, WARP_SIZE * contiguous)
+
+
+def _share(extent: int, covered: int) -> int:
+    return max(1, extent // covered)
+
+
+def _in_passes(elements: int, width: int, common: int) -> int:
+    """A pass takes what one access holds: 4 bytes of 16-bit numbers, and 16 of others."""
+    at_once = 2 if width == 2 else 4
+    return elements * width // max(1, common // at_once)
+
+
+def compared_ids(block_m: int, block_n: int, num_warps: int) -> int:
+    """Triton 3.6 compares ids of rows and keys in a layout of its own where warps have 32 rows."""
+    if block_m < 32 * num_warps or block_n > 64:
+        return 0
+    return min(block_m * block_n, 16 * WARP_SIZE * num_warps)
+
+
+# **** row statistics change hands ****
+
+
+def mma_rows(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int:
+    """Bytes of a sum over rows that warps side by side share; none where they are not."""
+    if block_m >= head_dim_v:
+        return 0
+    return NUMBER_BYTES * block_m * min(num_warps, block_n // MMA_COLUMNS)
+
+
+def fma_rows(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int:
+    """Bytes of row statistics of fp32 matmuls, whose results are spread over threads in squares.
+
+    A number for each warp that has a share of the row; and one for each row where the warps that
+    have its scores are not those that have its output.
+    """
+    scores, output = (_fma_layout(block_m, n, num_warps) for n in (block_n, head_dim_v))
+    _, abreast = scores
+    across = abreast if abreast > 1 else int(scores != output)
+    return NUMBER_BYTES * block_m * across
+
+
+def _fma_layout(block_m: int, columns: int, num_warps: int) -> tuple[int, int]:
+    """Rows of one warp, and warps abreast, of a result with so many columns."""
+    each = block_m * columns // (WARP_SIZE * num_warps)
+    side = 4 if each >= 16 else 2 if each >= 4 else 1
+    threads = min(WARP_SIZE, columns // side)
+    return side * WARP_SIZE // threads, min(num_warps, max(1, columns // (side * threads)))
+
+
+# **** barriers and gaps ****
+
+
+def with_gap(small: int, smallest_resident: int, largest_staged: int) -> int:
+    """Bytes of small buffers and of the gap behind them.
+
+    The largest buffers come first; what is small comes last, but for a resident operand that is
+    smaller than a staged one: that comes later still, at its alignment.
+    """
+    behind = smallest_resident < largest_staged
+    return small + (-small % OPERAND_ALIGNMENT if behind else 0)
+
+
+def tmem_probs(block_m: int, num_warps: int) -> int:
+    """Bytes of probs on their way to tensor memory where warps share its rows; else a barrier."""
+    return TMEM_PROBS_BYTES if block_m == 128 and num_warps > 4 else MBARRIER_BYTES
+
+
+FUNCTIONS: Mapping[str, Callable[..., int]] = {
+    function.__name__: function
+    for function in (
+        mma_conversion,
+        wgmma_conversion,
+        tcgen05_conversion,
+        fma_conversion,
+        compared_ids,
+        mma_rows,
+        fma_rows,
+        with_gap,
+        tmem_probs,
+    )
+}
