@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from triton.compiler import CompiledKernel
 
 from flashgen import settings
 from flashgen.bench.record import CaseRecord, Result
 from flashgen.bench.run import Run
-from flashgen.codegen.options import options
+from flashgen.codegen.options import kernel_kinds, options
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import plan, target_of
 from flashgen.runtime.load import load_module
+from flashgen.runtime.repeat import Seen, signature
 from flashgen.schedule.model import bucket_of
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
@@ -89,30 +91,46 @@ def measure_dispatch(
 
 
 def layers(spec: AttentionSpec, shape: Shape, a: Arguments) -> dict[str, Call]:
-    """The same launch from three heights, and torch's attention for comparison.
+    """The same launch from several heights, and torch's attention for comparison.
 
-    launch: `kernel[grid](...)` with its arguments at hand; run: the generated module's `run`, which
-    works out grid, strides and alignment, and is given its output; callable: everything, checks and
-    a new output included; sdpa: scaled_dot_product_attention on the same q, k, v, without the mask.
+    launch: `kernel[grid](...)` with its arguments at hand; compiled: `compiled[grid](...)`, which
+    a repeated call makes; run: the generated module's `run`, which works out grid, strides and
+    alignment, and is given its output; look-up: by which a repeated call finds what to launch;
+    callable: everything, checks and a new output included; sdpa: scaled_dot_product_attention on
+    the same q, k, v, without the mask.
     """
     attention = compile_spec(spec)
     attention(a.q, a.k, a.v, **a.others)
     found, path = plan(spec, target_of(a.q.device), has_lse=False)
     module = load_module(path, interpreted=a.q.device.type == "cpu")
     schedule = dict(found.choices)[bucket_of(shape.q_len, shape.kv_len)]
-    kernel = getattr(module, dict(found.entries)[schedule.kernel])
+    kernel = getattr(module, dict(found.entries)[kernel_kinds(schedule)[0]])
     launch_options = options(schedule)
     out = torch.empty_like(attention(a.q, a.k, a.v, **a.others))
     others = a.others
     run_arguments = (a.q, a.k, a.v, *(others[name] for name in found.arguments), out)
     recorded = Launch.of(module.run, launch_options, run_arguments)
     grid_kernel = kernel[recorded.grid]
+    kept = {signature(a.q, a.k, a.v, others): "what to launch"}
     return {
         "launch": lambda: grid_kernel(*recorded.positional, **recorded.named),
+        **_compiled(kernel, recorded),
+        "look-up": lambda: kept[signature(a.q, a.k, a.v, others)],
         "run": lambda: module.run(kernel, launch_options, *run_arguments),
         "callable": lambda: attention(a.q, a.k, a.v, **others),
         "sdpa": lambda: scaled_dot_product_attention(a.q, a.k, a.v, enable_gqa=True),
     }
+
+
+def _compiled(kernel: Any, recorded: Launch) -> dict[str, Call]:
+    """The launch of the compiled kernel; nothing where the kernel is interpreted."""
+    seen = Seen(kernel)
+    seen[recorded.grid](*recorded.positional, **recorded.named)
+    if not isinstance(seen.compiled, CompiledKernel):
+        return {}
+    launch = seen.compiled[(*recorded.grid, 1, 1)[:3]]
+    values = tuple(seen.values.values())
+    return {"compiled": lambda: launch(*values)}
 
 
 @dataclass(frozen=True)

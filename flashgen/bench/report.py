@@ -376,6 +376,11 @@ def _dispatch(record: Record) -> list[str]:
             "output included; `sdpa` is torch's attention without the mask. Medians over batches "
             "of calls, taking turns."
         )
+        if "look-up" in names:
+            note += (
+                " A repeated `callable` is a `look-up` of what its arguments need, a new output "
+                "and a launch of the `compiled` kernel."
+            )
         times = table(["case", *names], rows)
         parts.append(f"## Host time of a repeated call\n\n{note}\n\n{times}")
     for case in starts:

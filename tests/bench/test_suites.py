@@ -11,6 +11,7 @@ import pytest
 import torch
 import typer
 from fake_clock import FakeClock
+from triton.compiler import CompiledKernel
 from typer.testing import CliRunner
 
 from flashgen import settings
@@ -254,6 +255,35 @@ def test_a_run_prepares_the_masks_first_and_specs_only_to_verify_them() -> None:
 
 
 # ---- suite dispatch
+
+
+class AKernel:
+    """Launches nothing; `compiled` is what Triton would have returned."""
+
+    arg_names = ("q_ptr", "q_len", "BLOCK_M")
+
+    def __init__(self, compiled: object) -> None:
+        self.compiled = compiled
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        return lambda *positional, **named: self.compiled
+
+
+class ACompiledKernel(CompiledKernel):
+    def __init__(self) -> None:
+        self.module = None
+        self.launched: list[tuple[object, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *values: self.launched.append((grid, *values))
+
+
+def test_the_compiled_kernel_is_launched_with_every_argument_in_order() -> None:
+    compiled = ACompiledKernel()
+    recorded = Launch((7,), ("q",), {"BLOCK_M": 16, "num_warps": 4, "q_len": 100})
+    dispatch_suite._compiled(AKernel(compiled), recorded)["compiled"]()
+    assert compiled.launched == [((7, 1, 1), "q", 100, 16)]
+    assert dispatch_suite._compiled(AKernel(None), recorded) == {}
 
 
 def test_the_bare_launch_is_the_one_that_run_makes() -> None:
