@@ -11,7 +11,7 @@ spec
     rel: {shape: [1, q_heads, q_len, kv_len], dtype: bf16}
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len <= 64: single_tile flash2 64x64 4 warps 1 stages, 24576 B of 232448 B
+  q_len any, kv_len <= 64: single_tile flash2 64x64 4 warps 1 stages, 32768 B of 232448 B
   q_len any, kv_len any: loop flash2 128x64 8 warps 2 stages, 65536 B of 232448 B
 
 meanings

@@ -13,7 +13,7 @@ spec
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
   q_len any, kv_len <= 64: single_tile flash2 64x64 4 warps 1 stages, 24576 B of 232448 B
-  q_len any, kv_len any: loop flash2 128x64 8 warps 2 stages, 50432 B of 232448 B
+  q_len any, kv_len any: loop flash2 128x64 8 warps 2 stages, 49408 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.

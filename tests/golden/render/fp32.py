@@ -11,7 +11,7 @@ spec
   - softcap: 30.0
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len <= 64: single_tile flash2 64x64 4 warps 1 stages, 49152 B of 232448 B
+  q_len any, kv_len <= 64: single_tile flash2 64x64 4 warps 1 stages, 36864 B of 232448 B
   q_len any, kv_len any: loop flash2 64x32 4 warps 1 stages, 32768 B of 232448 B
 
 meanings
