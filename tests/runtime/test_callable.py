@@ -258,7 +258,6 @@ def test_what_is_not_served_is_refused_before_any_call() -> None:
         {"layout": "packed"},
         {"kv_cache": {"paged": {"page_size": 16}}},
         {"dtype": "fp8_e4m3"},
-        {"loop_order": "flash1"},
     ):
         spec = AttentionSpec(**{"head_dim": 64, "dtype": "bf16", **fields})
         with pytest.raises(NotServedError) as found:
