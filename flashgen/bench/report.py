@@ -10,6 +10,7 @@ from flashgen.bench.markdown import number, table
 from flashgen.bench.orders_report import orders_parts
 from flashgen.bench.record import COPY, CaseRecord, Record, Result, matmul_name
 from flashgen.bench.schedules_report import schedules_line, schedules_parts
+from flashgen.bench.tuner_report import tuner_line, tuner_parts
 from flashgen.tune.summary import geometric_mean
 
 FLASHGEN = "flashgen"
@@ -24,6 +25,7 @@ TITLES = {
     "schedules": "Schedules, measured and predicted",
     "counters": "Bytes, predicted and counted",
     "loop-orders": "Loop orders: flash1 and flash2",
+    "tuner": "The tuner against exhaustive search",
 }
 METHOD = (
     "Times are medians of device time per call over bursts of at most 20 ms after idle pauses, in "
@@ -45,6 +47,7 @@ def render(record: Record) -> str:
         "schedules": schedules_parts,
         "counters": counters_parts,
         "loop-orders": orders_parts,
+        "tuner": tuner_parts,
     }[record.suite](record)
     parts = [
         f"# {TITLES[record.suite]}: {record.environment.get('gpu', record.target)}",
@@ -63,6 +66,8 @@ def progress_line(case: CaseRecord) -> str:
         return f"{case.id}: {', '.join(texts)}"
     if "schedules" in case.facts:
         return schedules_line(case)
+    if case.group == "tuner":
+        return tuner_line(case)
     if "cold" in case.facts:
         return counters_line(case)
     cells = []

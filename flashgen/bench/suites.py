@@ -25,6 +25,7 @@ from flashgen.bench.record import Record
 from flashgen.bench.run import Run, Say, now
 from flashgen.bench.schedules_suite import run_plans, run_schedules
 from flashgen.bench.specs_suite import run_specs, spec_tasks
+from flashgen.bench.tuner_suite import run_tuner
 from flashgen.compiler.choose import target_of
 from flashgen.errors import TargetError
 from flashgen.tune.clock import CudaClock
@@ -37,6 +38,7 @@ BUDGETS_S = {
     "schedules": 240.0,
     "counters": 240.0,
     "loop-orders": 180.0,
+    "tuner": 240.0,
 }
 CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",)}
 PREPARATION_SHARE = 0.45  # of the budget
@@ -121,6 +123,8 @@ def run_all(
             run_plans(order_plans(target_of(device)), run, clock, device, l2_bytes)
         elif suite == "counters":
             run_counters(run, device)
+        elif suite == "tuner":
+            run_tuner(run, device)
         else:
             run_dispatch(run, device)
         run.save()

@@ -24,6 +24,7 @@ class Suite(str, Enum):
     SCHEDULES = "schedules"
     COUNTERS = "counters"
     LOOP_ORDERS = "loop-orders"
+    TUNER = "tuner"
 
 
 def bench(
@@ -32,7 +33,8 @@ def bench(
         typer.Option(
             help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time; "
             "schedules, counters: what models of time and of bytes are held against; "
-            "loop-orders: flash1 against flash2. "
+            "loop-orders: flash1 against flash2; tuner: its pick against exhaustive search, which "
+            "goes on from run to run. "
             "Repeatable: several are one run. [default: specs]"
         ),
     ] = None,

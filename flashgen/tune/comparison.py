@@ -16,10 +16,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from flashgen import settings
 from flashgen.problem import Problem
@@ -114,24 +114,44 @@ def _view(known: dict[Schedule, Measurement]) -> Known:
 
 
 def measure_all(
-    data: Exhaustive, measurer: Measurer, deadline: float, say: Any = lambda text: None
+    data: Exhaustive,
+    measurer: Measurer,
+    deadline: float,
+    *,
+    keep: Callable[[Exhaustive], None] = lambda data: None,
 ) -> Exhaustive:
-    """Time what has no result yet, until the clock (`time.monotonic`) says `deadline`."""
+    """Time what has no result yet, until the clock (`time.monotonic`) says `deadline`.
+
+    A batch compiles while the one before it is timed; `keep` is given what is known after each.
+    """
     found, discarded = dict(data.found), dict(data.discarded)
     rest = [s for s in data.predicted_us if s not in found and s not in discarded]
-    for start in range(0, len(rest), BATCH):
-        if time.monotonic() >= deadline:
-            break
-        batch = rest[start : start + BATCH]
-        refused = dict(measurer.prepare(batch))
-        discarded.update(refused)
-        for schedule in (s for s in batch if s not in refused):
-            if time.monotonic() >= deadline:
+    batches = [rest[start : start + BATCH] for start in range(0, len(rest), BATCH)]
+    with ThreadPoolExecutor(1, thread_name_prefix="flashgen-ahead") as thread:
+        ahead = thread.submit(measurer.prepare, batches[0]) if batches else None
+        for number, batch in enumerate(batches, 1):
+            if ahead is None or time.monotonic() >= deadline:
                 break
-            found[schedule] = measurer.measure(schedule)
-        say(f"{data.label}: {len(found)} of {len(data.predicted_us) - len(discarded)}")
-    return Exhaustive(
-        data.spec, data.gpu, data.shape, found, discarded, data.predicted_us, data.default
+            refused = dict(ahead.result())
+            ahead = None
+            if number < len(batches):
+                ahead = thread.submit(measurer.prepare, batches[number])
+            discarded.update(refused)
+            for schedule in (s for s in batch if s not in refused):
+                if time.monotonic() >= deadline:
+                    break
+                found[schedule] = measurer.measure(schedule)
+            data = replace(data, found=dict(found), discarded=dict(discarded))
+            keep(data)
+    return data
+
+
+def progress(data: Exhaustive) -> str:
+    """How far it is, in one line."""
+    best = min(data.times.values(), default=math.nan)
+    return (
+        f"{data.label}: {len(data.found)} of {len(data.predicted_us) - len(data.discarded)} timed, "
+        f"{len(data.discarded)} discarded, best {best:.4g} us"
     )
 
 
@@ -262,7 +282,7 @@ def _measure(given: argparse.Namespace) -> int:
                 data = from_json(path.read_text("utf-8"))
             measurer = gpu_measurer(spec, data.shape, get_target(given.gpu))
             try:
-                data = measure_all(data, measurer, deadline, say)
+                data = measure_all(data, measurer, deadline, keep=lambda now: say(progress(now)))
             finally:
                 close_quietly(measurer)
             replace_file(path, to_json(data))

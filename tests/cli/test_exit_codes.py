@@ -25,6 +25,7 @@ RAISED = {
     7: errors.CompileError("attention_fwd: refused"),
     8: errors.TargetError("target: unknown GPU 'x'"),
     9: errors.TensorError("q", "fp32", "fp16"),
+    10: errors.TuningError("x: no schedule is feasible"),
 }
 
 
