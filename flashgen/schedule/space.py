@@ -370,6 +370,8 @@ _FP32_TILES: tuple[tuple[int, int, int, int], ...] = (
     (256, 16, 32, 2),
     (512, 16, 16, 1),
 )
+
+
 def _compiled_flash1(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     """The tiles of `_FLASH1_TILES` for sm_90; not timed."""
     size = problem.elem_bytes
