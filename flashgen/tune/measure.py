@@ -25,8 +25,8 @@ from flashgen.tune.worker import CUDA_RUNNER, Asked, Order, Worker
 
 DEADLINE_S = 10.0  # check and timing of a kernel that is compiled take about half a second
 RACE_SHARE = 1.0  # of the deadline, for each schedule of a race
-# Of 288 schedules timed on an H200 (8 specs, benchmarks/nvidia-h200/schedules.json) the 46 that spill
-# more take at least 1.39 times as long as the best of their spec; the best ones spill up to 112.
+# Of 288 schedules timed on an H200 (8 specs, benchmarks/nvidia-h200/schedules.json) the 46 that
+# spill more take at least 1.39 times as long as the best of their spec; the best spill up to 112.
 SPILL_LIMIT_BYTES = 256
 
 
