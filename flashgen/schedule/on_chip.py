@@ -118,6 +118,8 @@ class _Allocation:
     def bytes(self) -> sp.Expr:
         if self.unit == "mfma":
             return self.through_registers()
+        if self.state:
+            return self.one_by_one()
         if not self.staged:
             return self.loaded_up_front()
         one_stage = sp.Le(NUM_STAGES, 1)
@@ -149,6 +151,11 @@ class _Allocation:
             for tile in self.graph.inputs(op)
             if tile.name == op.left and tile.space == "reg"
         ]
+
+    @cached_property
+    def state(self) -> bool:
+        """Whether what a row carries is kept in a workspace between steps (flash1's loop)."""
+        return any(is_state(self.graph, tile) for tile in self.graph.tiles)
 
     @cached_property
     def score_inputs(self) -> list[Tile]:
@@ -200,13 +207,15 @@ class _Allocation:
         for op in self.graph.of_kind(ops.Matmul):
             inputs = self.graph.inputs(op)
             read = [tile for tile in inputs if tile in self.operands and tile not in resident]
-            need = kept + sp.Add(*(self.at_once(tile) for tile in read))
+            size = self.whole if self.state else self.at_once
+            need = kept + sp.Add(*(size(tile) for tile in read))
             takes_probs = any(tile in self.probs for tile in inputs)
             if takes_probs:
                 need += self.exchange()
             else:  # an fp32 kernel loads k, part by part, only after that
                 before = kept if self.unit == "fma" else need
                 needs += [before + each for each in self.early_conversions()]
+                needs += [need + each for each in self.state_changes()]
             needs += [need, *self.tcgen05_needs(need, takes_probs=takes_probs)]
         return largest(needs)
 
@@ -264,8 +273,21 @@ class _Allocation:
             tile.bytes
             for op in self.graph.of_kind(ops.Store)
             for tile in self.graph.inputs(op)
-            if len(tile.shape) > 1
+            if len(tile.shape) > 1 and not self.state
         )
+
+    def state_changes(self) -> list[sp.Expr]:
+        """Scratch of flash1's accumulator on its way from its workspace, while q is there."""
+        if self.triton is None or not self.state or self.unit == "mfma":
+            return []
+        functions = {
+            "mma": scratch.mma_state,
+            "wgmma": scratch.wgmma_state,
+            "tcgen05": scratch.tcgen05_state,
+            "fma": scratch.fma_state,
+        }
+        (width,) = {get_dtype(tile.dtype).bytes for tile in self.probs}
+        return [scratch.call(functions[self.unit], BLOCK_M, NUM_WARPS, width, HEAD_DIM_V_PADDED)]
 
     def row_statistics(self) -> sp.Expr:
         """Scratch of sums over rows, alive beside the tiles of the loop.

@@ -38,20 +38,29 @@ def mma_conversion(block_m: int, block_n: int, num_warps: int, width: int, head_
     """Bytes of the change to warp-level mma, whose warps stand side by side for a wide output."""
     if block_m >= head_dim_v:
         return wgmma_conversion(block_m, block_n, num_warps, width)
-    rows, contiguous = _loaded(block_m, block_n, num_warps, width)
-    common = _share(block_m, max(rows, MMA_ROWS // 2)) * _columns(block_n, contiguous)
-    return _in_passes(block_m * block_n, width, common)
+    return _in_passes(block_m * block_n, width, _abreast(block_m, block_n, num_warps, width))
 
 
 def wgmma_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
     """Bytes of the change to wgmma, or to mma with warps one below the other."""
+    return _in_passes(block_m * block_n, width, _stacked(block_m, block_n, num_warps, width))
+
+
+def _abreast(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """Elements that a thread has in both layouts where mma's warps stand side by side."""
+    rows, contiguous = _loaded(block_m, block_n, num_warps, width)
+    return _share(block_m, max(rows, MMA_ROWS // 2)) * _columns(block_n, contiguous)
+
+
+def _stacked(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """The same where they stand one below the other."""
     rows, contiguous = _loaded(block_m, block_n, num_warps, width)
     common = _share(block_m, max(rows, MMA_ROWS * num_warps)) * _columns(block_n, contiguous)
     if rows <= MMA_ROWS // 2:  # r and r + 8
         common *= 2
     if width == 1:  # of 16 contiguous bytes, c and c + 8
         common *= 2
-    return _in_passes(block_m * block_n, width, common)
+    return common
 
 
 def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
@@ -88,6 +97,32 @@ def _in_passes(elements: int, width: int, common: int) -> int:
     """A pass takes what one access holds: 4 bytes of 16-bit numbers, and 16 of others."""
     at_once = 2 if width == 2 else 4
     return elements * width // max(1, common // at_once)
+
+
+def mma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """Bytes of the change of flash1's fp32 accumulator from and to its workspace; approximate.
+
+    width: of the operands, which decides what one access takes.
+    """
+    layout = _stacked if block_m >= head_dim_v else _abreast
+    common = layout(block_m, head_dim_v, num_warps, NUMBER_BYTES)
+    return block_m * head_dim_v * NUMBER_BYTES // max(1, common // (2 if width == 2 else 4))
+
+
+def wgmma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """The same for wgmma."""
+    common = _stacked(block_m, head_dim_v, num_warps, NUMBER_BYTES)
+    return block_m * head_dim_v * NUMBER_BYTES // max(1, common // (2 if width == 2 else 4))
+
+
+def tcgen05_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """The same for tcgen05."""
+    return block_m * head_dim_v * NUMBER_BYTES // (8 if width == 2 else 1)
+
+
+def fma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """The same for fp32 matmuls."""
+    return fma_conversion(block_m, head_dim_v, num_warps, width)
 
 
 def compared_ids(block_m: int, block_n: int, num_warps: int) -> int:
@@ -152,6 +187,10 @@ FUNCTIONS: Mapping[str, Callable[..., int]] = {
         wgmma_conversion,
         tcgen05_conversion,
         fma_conversion,
+        mma_state,
+        wgmma_state,
+        tcgen05_state,
+        fma_state,
         compared_ids,
         mma_rows,
         fma_rows,
