@@ -49,6 +49,8 @@ WISHED = (
     "launch__waves_per_multiprocessor",
 )
 METRICS = (*NEEDED, *WISHED)
+PASSES = "profiler__replayer_passes"  # on the raw page whatever was asked for, as 150 others
+KEPT = frozenset((*METRICS, PASSES))
 LABEL = "flashgen case"  # an NVTX range of that name and a number holds a case's kernels
 AFTER = "flashgen after"  # and this one what is run after them, to empty the cache
 QUERY_LIMIT_S = 60.0
@@ -175,8 +177,9 @@ def parse(text: str) -> Profile:
     lines = text.splitlines()
     messages = tuple(line for line in lines if line.startswith("=="))
     passes = [int(found[1]) for line in messages if (found := _PASSES.search(line))]
-    table = [line for line in lines if line.startswith('"')]
-    return Profile(tuple(_kernels(table)), max(passes, default=None), messages)
+    kernels = tuple(_kernels([line for line in lines if line.startswith('"')]))
+    passes += [int(kernel.metrics[PASSES]) for kernel in kernels if PASSES in kernel.metrics]
+    return Profile(kernels, max(passes, default=None), messages)
 
 
 def _kernels(table: Sequence[str]) -> Iterator[KernelCounters]:
@@ -188,7 +191,7 @@ def _kernels(table: Sequence[str]) -> Iterator[KernelCounters]:
         row = dict(zip(header, cells, strict=False))
         if not row.get("ID", "").strip():
             continue  # the row of units
-        values = {name: _number(cell) for name, cell in row.items() if "__" in name}
+        values = {name: _number(cell) for name, cell in row.items() if name in KEPT}
         labels = [found for cell in cells if (found := _LABELLED.search(cell))]
         yield KernelCounters(
             name=row["Kernel Name"],

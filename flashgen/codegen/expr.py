@@ -66,6 +66,7 @@ class TritonPrinter(StrPrinter):
         self.precise = precise
         self.shallow = 0.0  # slopes below which tanh needs care where its argument is small
         self.ranges: dict[sp.Basic, Interval] = dict(RANGES)
+        self.constants: set[sp.Basic] = set()  # names that are constexprs in the kernel
 
     def name_part(self, symbol: sp.Symbol, value: sp.Expr) -> None:
         """From here on `symbol`, the variable of this name, stands for `value`."""
@@ -88,12 +89,14 @@ class TritonPrinter(StrPrinter):
     ) -> list[str]:
         """Texts of operands; with `wide`, or for numbers that need it, whole ones in 64 bits.
 
-        The first that is no number is widened: what is computed with it has 64 bits too.
+        The first that is no number or constant is widened: the rest follows it.
         """
         texts = [self.parenthesize(operand, bind) for operand in operands]
         whole = all(o.is_integer and not is_rounded_real(o) for o in operands)
         large = any(o.is_Integer and size(o) > MAX_INT32 for o in operands)
-        first = next((n for n, o in enumerate(operands) if not o.is_number), None)
+        first = next(
+            (n for n, o in enumerate(operands) if not o.is_number and o not in self.constants), None
+        )
         if whole and (wide or large) and first is not None and not self.is_wide(operands[first]):
             atom = self.parenthesize(operands[first], PRECEDENCE["Atom"], strict=True)
             texts[first] = f"{atom}.to(tl.int64)"

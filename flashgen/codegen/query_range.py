@@ -69,6 +69,7 @@ def query_range(
             return None
         first_rows.append(N_START - beyond + 1)
     text = TritonPrinter({**printer.names, **_NAMES}, printer.helpers, precise=printer.precise)
+    text.constants |= {BLOCK_N}  # a constexpr, which has no dtype
     text.ranges |= {N_START: (0, MAX_POSITION), BLOCK_N: (0, MAX_BLOCK)}
     return QueryRange(
         first_row=text.doprint(sp.Max(*first_rows)) if first_rows else "",

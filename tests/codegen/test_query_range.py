@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from flashgen.codegen.expr import TritonPrinter
 from flashgen.codegen.query_range import QueryRange, query_range
+from flashgen.codegen.render import render
+from flashgen.compiler.choose import choose
 from flashgen.passes.count import tile_classes
 from flashgen.passes.visibility import visibility
+from flashgen.problem import Problem
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec, Shape
+from flashgen.target import get_target
 
 NAMES = {sym.Q_LEN: "q_len", sym.KV_LEN: "kv_len"}
 FUNCTIONS = {"tl": SimpleNamespace(maximum=max, minimum=min)}
@@ -22,6 +26,9 @@ FUNCTIONS = {"tl": SimpleNamespace(maximum=max, minimum=min)}
 
 def spec_of(mask: Any, **fields: Any) -> AttentionSpec:
     return AttentionSpec(head_dim=16, dtype="fp16", mask=mask, **fields)
+
+
+WITH_SCALAR = {"expr": "k <= q and q - k < reach"}
 
 
 def range_of(spec: AttentionSpec) -> QueryRange | None:
@@ -81,6 +88,16 @@ def test_the_range_holds_just_the_visited_tiles(
     for key_tile in range(classes.shape[1]):
         seen = set(tiles_of(found, key_tile * block_n, q_len, kv_len, block_m, block_n))
         assert seen == set(classes[:, key_tile].nonzero()[0].tolist())
+
+
+def test_the_tile_size_has_no_dtype_to_widen() -> None:
+    """`BLOCK_N` is a constexpr: a sum that needs 64 bits widens another of its terms."""
+    fields = {"inputs": {"reach": {"shape": [], "dtype": "int32"}}, "loop_order": "flash1"}
+    spec = AttentionSpec(head_dim=64, dtype="bf16", mask=[WITH_SCALAR], **fields)
+    problem = Problem(spec, get_target("nvidia-h200"))
+    text = render(problem, choose(problem, None), has_lse=True).text
+    assert "BLOCK_N + n_start.to(tl.int64)" in text
+    assert "BLOCK_N.to(" not in text
 
 
 def tiles_of(
