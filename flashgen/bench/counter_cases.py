@@ -23,8 +23,8 @@ MASKS: tuple[Mask, ...] = ("full", "causal", "window")
 ORDERS: tuple[LoopOrder, ...] = ("flash2", "flash1")
 WINDOW = 512  # keys, the query's own included
 TILES = ((64, 64, 4), (128, 64, 8), (128, 32, 8))  # block_m, block_n, num_warps
-# flash1 holds q and the state of a tile beside its scores: with 4 warps 64x64 spills 120 B a thread,
-# whose traffic no tile has.
+# flash1 holds q and the state of a tile beside its scores: with 4 warps 64x64 spills 120 B a
+# thread, traffic that no tile has.
 TILES_OF = {"flash2": TILES, "flash1": ((64, 64, 8), *TILES[1:])}
 LARGE_TILE = (128, 128, 8)  # spills some registers at head_dim 128
 MAX_STAGES = 3

@@ -92,15 +92,23 @@ class TritonPrinter(StrPrinter):
         The first that is no number or constant is widened: the rest follows it.
         """
         texts = [self.parenthesize(operand, bind) for operand in operands]
+        widened = self._widened(operands, wide=wide)
+        if widened is not None:
+            texts[widened] = self._in_64_bits(operands[widened])
+        return texts
+
+    def _widened(self, operands: Sequence[sp.Expr], *, wide: bool) -> int | None:
+        """Which operand to widen so that all that is computed has 64 bits; None: that is so."""
         whole = all(o.is_integer and not is_rounded_real(o) for o in operands)
         large = any(o.is_Integer and size(o) > MAX_INT32 for o in operands)
         first = next(
             (n for n, o in enumerate(operands) if not o.is_number and o not in self.constants), None
         )
-        if whole and (wide or large) and first is not None and not self.is_wide(operands[first]):
-            atom = self.parenthesize(operands[first], PRECEDENCE["Atom"], strict=True)
-            texts[first] = f"{atom}.to(tl.int64)"
-        return texts
+        needed = whole and (wide or large) and first is not None
+        return None if not needed or self.is_wide(operands[first or 0]) else first
+
+    def _in_64_bits(self, e: sp.Expr) -> str:
+        return self.parenthesize(e, PRECEDENCE["Atom"], strict=True) + ".to(tl.int64)"
 
     def _print(self, expr: object, **kwargs: object) -> str:
         name = self.names.get(expr) if isinstance(expr, sp.Basic) else None
@@ -133,13 +141,18 @@ class TritonPrinter(StrPrinter):
             key=lambda t: (_is_negative(t), t.is_number, sp.default_sort_key(t)),
         )
         whole = list(takewhile(lambda term: term.is_integer, terms))
+        shown = [terms[0], *(_negated(t) if _is_negative(t) else t for t in terms[1:])]
         wide = self._needs_64_bits(sp.Add(*whole, evaluate=False))
-        text = self._operands(whole or terms[:1], PRECEDENCE["Add"], wide=wide)[0]
-        for term in terms[1:]:
-            sign, shown = ("-", _negated(term)) if _is_negative(term) else ("+", term)
-            bind = PRECEDENCE["Mul"] if isinstance(shown, sp.Add) else PRECEDENCE["Add"]
-            text += f" {sign} {self.parenthesize(shown, bind)}"
+        widened = self._widened(shown[: len(whole)], wide=wide)
+        text = self._term(shown[0], PRECEDENCE["Add"], wide=widened == 0)
+        for place, term in list(enumerate(terms))[1:]:
+            sign = "-" if _is_negative(term) else "+"
+            bind = PRECEDENCE["Mul"] if isinstance(shown[place], sp.Add) else PRECEDENCE["Add"]
+            text += f" {sign} {self._term(shown[place], bind, wide=widened == place)}"
         return text
+
+    def _term(self, e: sp.Expr, bind: int, *, wide: bool) -> str:
+        return self._in_64_bits(e) if wide else self.parenthesize(e, bind)
 
     def _print_Mul(self, expr: sp.Mul) -> str:
         """Numerators times the reciprocal of denominators: one division at the most."""

@@ -13,7 +13,14 @@ import torch
 from test_report import record_of
 
 from flashgen.bench import counters_program, counters_suite, ncu
-from flashgen.bench.counter_cases import LENGTHS, MASKS, TILES, CounterCase, case_of, counter_cases
+from flashgen.bench.counter_cases import (
+    LENGTHS,
+    MASKS,
+    TILES_OF,
+    CounterCase,
+    case_of,
+    counter_cases,
+)
 from flashgen.bench.counters_report import agreement, agreements, counted
 from flashgen.bench.counters_suite import Chosen, case_record, run_counters
 from flashgen.bench.ncu import DRAM_READ, DRAM_WRITTEN, READ, WRITTEN, KernelCounters
@@ -101,8 +108,8 @@ def test_the_grid_has_every_mask_length_tile_and_order() -> None:
     assert len({case.id for case in cases}) == len(cases)
     for order in ("flash2", "flash1"):
         of_order = {(c.mask, c.length, c.tile) for c in cases if c.loop_order == order}
-        assert {(m, n, t) for m in MASKS for n in LENGTHS for t in TILES} <= of_order
-    assert len(TILES) == 3
+        assert {(m, n, t) for m in MASKS for n in LENGTHS for t in TILES_OF[order]} <= of_order
+        assert len(TILES_OF[order]) == 3
     assert set(LENGTHS) == {1024, 4096, 16384}
 
 
