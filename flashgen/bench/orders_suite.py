@@ -58,7 +58,7 @@ def spec_of(mask: str, head_dim: int, dtype: str) -> AttentionSpec:
 
 
 def order_plan(spec: AttentionSpec, shape: Shape, target: Target) -> Plan:
-    """flash2's default; flash1's with one program a head, as many as fill the GPU, and twice that."""
+    """flash2's default; flash1's with one program a head, as many as fill the GPU, and twice."""
     bucket = bucket_of(shape.q_len, shape.kv_len)
     problems = [in_order(Problem(spec, target), order) for order in ORDERS]
     flash2, flash1 = (default_schedule(problem, bucket) for problem in problems)

@@ -26,8 +26,8 @@ from flashgen.ir.symbols import (
 from flashgen.passes.lowering import START_VALUES, Lowering
 from flashgen.problem import Problem
 
-# Steps, per batch and query head, that find a query tile's state in the workspace. Not split, as many
-# leave it there, because each first visit has its last.
+# Steps, per batch and query head, that find a query tile's state in the workspace. Not split, as
+# many leave it there, because each first visit has its last.
 CARRIED_STEPS = VISITED_TILES - FIRST_VISITS
 # (query tile, split) pairs without a visit, of which the merge must know that they are empty.
 UNVISITED = QUERY_TILES * NUM_KV_SPLITS - FIRST_VISITS
@@ -66,7 +66,8 @@ class Flash1(Lowering):
         """The state out of the workspace, or as it starts."""
         start = {}
         for name, (there, here) in self.state_shapes().items():
-            array = Tensor(f"{name}_kept", 0, kept_shape(there, split=self.split), "fp32", "workspace")
+            whole = kept_shape(there, split=self.split)
+            array = Tensor(f"{name}_kept", 0, whole, "fp32", "workspace")
             self.builder.emit(array)
             source = Tile(f"{name} in workspace", there, "fp32", "hbm", self.inner)
             self.builder.announce(array, source)
