@@ -87,7 +87,7 @@ def host_name(name: str) -> str:
 
 # Names with a meaning in a generated module, beside Python's own; a callable hides none of them.
 _IN_MODULE = frozenset(
-    "torch triton tl run has_aligned_rows floor_div floor_mod exp2_fp32 tanh attention_fwd "
+    "torch triton tl run has_aligned_rows floor_div floor_mod exp_fp32 tanh attention_fwd "
     "attention_fwd_single_tile attention_fwd_flash1 attention_fwd_flash1_split attention_merge "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()

@@ -27,7 +27,7 @@ class Score:
 
     folded: no score change and scale > 0, so that the scale is applied inside the exponent (one
     FFMA an element); otherwise `lines` leave scores in natural units. precise: fp32, where the
-    maximum is subtracted before the change of base and exp2 is better than the hardware's.
+    maximum is subtracted first and the exponential is exact to about 1 ulp.
     """
 
     folded: bool
@@ -42,9 +42,9 @@ class Score:
         """Name of the factor from scores, as `lines` leave them, to base 2."""
         return "QK_SCALE_LOG2" if self.folded else "LOG2_E"
 
-    @property
-    def exp2(self) -> str:
-        return "exp2_fp32" if self.precise else "tl.exp2"
+    def exp(self, x: str) -> str:
+        """e to the power of the text `x`."""
+        return f"exp_fp32({x})" if self.precise else f"tl.exp2(({x}) * LOG2_E)"
 
 
 def score_expression(problem: Problem) -> sp.Expr:

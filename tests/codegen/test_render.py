@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -231,3 +233,27 @@ def test_inputs_may_have_any_name(
     with interpreting():
         alone = module.named(q, k, v, **{name: shown})
     assert torch.allclose(alone.double(), expected, atol=0.02)
+
+
+def test_the_exponential_of_fp32_is_exact_to_an_ulp() -> None:
+    """The helper's own text, on numpy's fp32, which rounds every step (a GPU fuses some)."""
+    _, start, rest = rendered(spec_of("fp32")).text.partition("def exp_fp32")
+    text = start + rest.partition("@triton.jit")[0]
+
+    def where(condition: Any, a: float, b: Any) -> Any:
+        return np.where(condition, np.float32(a), b)
+
+    known: dict[str, Any] = {
+        "tl": SimpleNamespace(where=where, floor=np.floor, exp2=np.exp2),
+        "LOG2_E": np.float32(1.4426950408889634),
+    }
+    exec(text, known)
+    x = np.concatenate([np.linspace(-103, 0, 200_001), -np.logspace(-20, 0, 20_000)])
+    x = x.astype(np.float32)
+    exact = np.exp(x.astype(np.float64))
+    found = known["exp_fp32"](x)
+    assert found.dtype == np.float32
+    assert (np.abs(found - exact) / np.spacing(exact.astype(np.float32))).max() < 1.1
+    ends = known["exp_fp32"](np.array([-np.inf, -1e30, -104, 0, np.nan], np.float32))
+    assert ends.tolist()[:4] == [0, 0, 0, 1]
+    assert np.isnan(ends[4])

@@ -15,7 +15,7 @@ spec
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
   q_len any, kv_len <= 64: single_tile flash1 64x64 4 warps 1 stages, 36864 B of 232448 B
-  q_len any, kv_len any: loop flash1 64x32 4 warps 1 stages 4 splits, 24576 B of 232448 B
+  q_len any, kv_len any: loop flash1 64x32 4 warps 1 stages 4 splits, 40960 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -38,15 +38,15 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def exp2_fp32(x):
-    """2**x within about 1 ulp; the hardware's exp2 has 2. Its powers of whole numbers are exact."""
-    x = tl.where(x < -150.0, -150.0, x)
-    n = tl.floor(x + 0.5)
-    f = x - n
-    p = 0.00015403530393381608 + f * 1.5252733804059841e-05
-    p = 0.009618129107628477 + f * (0.0013333558146428443 + f * p)
-    p = 0.2402265069591007 + f * (0.05550410866482158 + f * p)
-    return tl.exp2(n) * (1.0 + f * (0.6931471805599453 + f * p))
+def exp_fp32(x):
+    """e**x within about 1 ulp; 2**(x * log2(e)) rounds the product, which costs x ulps."""
+    x = tl.where(x < -104.0, -104.0, x)
+    n = tl.floor(x * LOG2_E + 0.5)
+    r = (x - n * 0.693145751953125) - n * 1.4286067653302e-06
+    p = 0.0013888889225 + r * 0.00019841270
+    p = 0.041666666 + r * (0.0083333338 + r * p)
+    p = 0.5 + r * (0.16666667 + r * p)
+    return tl.exp2(n) * (1.0 + (r + r * r * p))
 
 
 @triton.jit(do_not_specialize=range(27))
@@ -253,8 +253,8 @@ def attention_fwd_flash1_split(
                     scores = tl.where(visible, scores, float("-inf"))
                 m_new = tl.maximum(m_i, tl.max(scores, 1))
                 m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
-                probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
-                alpha = exp2_fp32((m_i - m_safe) * LOG2_E)
+                probs = exp_fp32(scores - m_safe[:, None])
+                alpha = exp_fp32(m_i - m_safe)
                 l_i = l_i * alpha + tl.sum(probs, 1)
                 acc = acc * alpha[:, None] + tl.dot(
                     probs,
@@ -320,8 +320,8 @@ def attention_merge(
         acc_part = tl.load(acc_tile + acc_offsets, mask=there[:, None], other=0.0)
         m_new = tl.maximum(m_i, m_part)
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
-        before = exp2_fp32((m_i - m_safe) * LOG2_E)
-        share = exp2_fp32((m_part - m_safe) * LOG2_E)
+        before = exp_fp32(m_i - m_safe)
+        share = exp_fp32(m_part - m_safe)
         l_i = l_i * before + l_part * share
         acc = acc * before[:, None] + acc_part * share[:, None]
         m_i = m_new
@@ -426,8 +426,8 @@ def attention_fwd_single_tile(
     sink = tl.load(sink_ptr + h * stride_sink_0)
     m_i = tl.maximum(m_i, sink)
     m_safe = tl.where(m_i == float("-inf"), 0.0, m_i)  # a row that sees no key: keep -inf - -inf out
-    probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
-    l_i = tl.sum(probs, 1) + exp2_fp32((sink - m_safe) * LOG2_E)
+    probs = exp_fp32(scores - m_safe[:, None])
+    l_i = tl.sum(probs, 1) + exp_fp32(sink - m_safe)
     acc = tl.dot(
         probs.to(v_tile.dtype),
         v_tile,

@@ -34,15 +34,15 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def exp2_fp32(x):
-    """2**x within about 1 ulp; the hardware's exp2 has 2. Its powers of whole numbers are exact."""
-    x = tl.where(x < -150.0, -150.0, x)
-    n = tl.floor(x + 0.5)
-    f = x - n
-    p = 0.00015403530393381608 + f * 1.5252733804059841e-05
-    p = 0.009618129107628477 + f * (0.0013333558146428443 + f * p)
-    p = 0.2402265069591007 + f * (0.05550410866482158 + f * p)
-    return tl.exp2(n) * (1.0 + f * (0.6931471805599453 + f * p))
+def exp_fp32(x):
+    """e**x within about 1 ulp; 2**(x * log2(e)) rounds the product, which costs x ulps."""
+    x = tl.where(x < -104.0, -104.0, x)
+    n = tl.floor(x * LOG2_E + 0.5)
+    r = (x - n * 0.693145751953125) - n * 1.4286067653302e-06
+    p = 0.0013888889225 + r * 0.00019841270
+    p = 0.041666666 + r * (0.0083333338 + r * p)
+    p = 0.5 + r * (0.16666667 + r * p)
+    return tl.exp2(n) * (1.0 + (r + r * r * p))
 
 
 @triton.jit
@@ -135,8 +135,8 @@ def attention_fwd(
             )
         scores = 30 * tanh(0.004166666666666667 * scores)
         m_new = tl.maximum(m_i, tl.max(scores, 1))
-        probs = exp2_fp32((scores - m_new[:, None]) * LOG2_E)
-        alpha = exp2_fp32((m_i - m_new) * LOG2_E)
+        probs = exp_fp32(scores - m_new[:, None])
+        alpha = exp_fp32(m_i - m_new)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
         v_tile = tl.load(v_first + v_offsets)
@@ -171,8 +171,8 @@ def attention_fwd(
         scores = tl.where(visible, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
-        probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
-        alpha = exp2_fp32((m_i - m_safe) * LOG2_E)
+        probs = exp_fp32(scores - m_safe[:, None])
+        alpha = exp_fp32(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(probs, 1)
         v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
         v_tile = tl.load(v_first + v_offsets, mask=(n_start + cols[:, None] < kv_len), other=0.0)
@@ -214,8 +214,8 @@ def attention_fwd(
             scores = tl.where(visible, scores, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(scores, 1))
             m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
-            probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
-            alpha = exp2_fp32((m_i - m_safe) * LOG2_E)
+            probs = exp_fp32(scores - m_safe[:, None])
+            alpha = exp_fp32(m_i - m_safe)
             l_i = l_i * alpha + tl.sum(probs, 1)
             v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 4)
             v_tile = tl.load(
@@ -323,7 +323,7 @@ def attention_fwd_single_tile(
     scores = tl.where(visible, scores, float("-inf"))
     m_i = tl.max(scores, 1)
     m_safe = tl.where(m_i == float("-inf"), 0.0, m_i)  # a row that sees no key: keep -inf - -inf out
-    probs = exp2_fp32((scores - m_safe[:, None]) * LOG2_E)
+    probs = exp_fp32(scores - m_safe[:, None])
     l_i = tl.sum(probs, 1)
     acc = tl.dot(
         probs.to(v_tile.dtype),
