@@ -1,7 +1,7 @@
 """Which schedules of a space are measured: chosen by a fixed rule that knows no model of time.
 
-So the measurements can judge a model. The default is among them, with the schedules that differ
-from it in one field; the rest are spread evenly over the tile shapes of the space.
+So the measurements can judge a model. The default is among them, and schedules that differ in one
+field from it; the rest are spread evenly over the tile shapes of the space.
 """
 
 from __future__ import annotations
