@@ -43,6 +43,15 @@ def test_n3_softcap_of_large_scores() -> None:
         assert_right(spec, (1, 1, 1, 40, 40), magnitude=10.0)
 
 
+@pytest.mark.parametrize("cap", [1e-15, 1e-3, 1e4, 1e6, 1e15])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_n3_softcaps_of_any_size(cap: float, dtype: str) -> None:
+    """A large cap hardly bends the scores; the error of a fast tanh, times it, would."""
+    spec = {"head_dim": 16, "dtype": dtype, "score": [{"softcap": cap}], "mask": ["causal"]}
+    for tile in TILES[:2]:
+        assert_right(spec, (1, 2, 1, 20, 32), tile)
+
+
 def test_n5_causal_fp16_inputs_times_three() -> None:
     assert_right(
         {"head_dim": 128, "dtype": "fp16", "mask": ["causal"]}, (1, 1, 1, 48, 48), magnitude=3.0
@@ -63,7 +72,7 @@ def test_n7_n8_fp8_is_refused(dtype: Any) -> None:
     assert_refused({"head_dim": 64, "dtype": dtype, "backward": True}, "dtype: fp8_e4m3")
 
 
-@pytest.mark.parametrize("scale", [0, -1, -0.125, 1, 1e-4, 7.5])
+@pytest.mark.parametrize("scale", [0, -1, -0.125, 1, 1e-4, 7.5, 1e-15, -1e15])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_n10_any_scale(scale: float, dtype: str) -> None:
     for score in ([], [{"softcap": 5.0}]):
