@@ -1,13 +1,16 @@
-"""What Triton does once a process, begun in a thread while the kernel's source is being written.
+"""What Triton does once a process, begun in threads while the kernel's source is being written.
 
-Hashing Triton's library, finding the GPU and building the driver's helper take about a second in a
-process with cold caches, mostly outside the interpreter lock.
+Hashing Triton's library (0.4 s) on one side; finding the GPU, building the driver's helper with the
+C compiler, and a module that a launch imports on the other: about a second in a process with cold
+caches, mostly outside the interpreter lock. One after the other they took longer than the source.
 """
 
 from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 from triton.runtime import cache as triton_cache
@@ -16,16 +19,35 @@ from triton.runtime.driver import driver
 from flashgen.runtime.triton_key import remember_triton_key
 
 
+@dataclass(frozen=True)
+class Warming:
+    """Work under way."""
+
+    threads: tuple[threading.Thread, ...]
+
+    def join(self) -> None:
+        """Wait for all of it. What failed shows again where Triton needs it."""
+        for thread in self.threads:
+            thread.join()
+
+
 @cache
-def start_warming() -> threading.Thread:
-    """Begin, once a process; join before a launch. An error shows again where Triton needs it."""
-    thread = threading.Thread(target=_warm, name="flashgen-warm", daemon=True)
+def start_warming() -> Warming:
+    """Begin, once a process; join before a launch."""
+    remember_triton_key()
+    return Warming((_start("key", _hash_library), _start("driver", _find_gpu)))
+
+
+def _start(name: str, work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name=f"flashgen-warm-{name}", daemon=True)
     thread.start()
     return thread
 
 
-def _warm() -> None:
-    remember_triton_key()
+def _hash_library() -> None:
     triton_cache.triton_key()
+
+
+def _find_gpu() -> None:
     if driver.active.get_current_target().backend == "cuda":
         importlib.import_module("triton.experimental.gluon.nvidia.hopper")  # a launch asks for it
