@@ -72,9 +72,10 @@ def _page(found: Explanation) -> Iterator[str]:
         first, *others = rejection_rows(group)
         yield from _table(first, others)
     yield "<h2>Largest tiles that fit</h2><ul>"
-    cells = {cell.schedule: cell for cell in found.grid}
+    cells = {(cell.block_m, cell.block_n): cell for cell in found.grid}
     for schedule in found.frontier:
-        used = of_limit(cells[str(schedule)].smem_bytes, target.smem_per_block_bytes)
+        cell = cells[schedule.block_m, schedule.block_n]
+        used = of_limit(cell.smem_bytes, target.smem_per_block_bytes)
         yield f"<li>{escape(str(schedule))}: {used}</li>"
     yield f"</ul><h2>As on the terminal</h2><pre>{escape(explanation_text(found))}</pre></html>"
 

@@ -174,10 +174,11 @@ def rejection_rows(group: RejectionGroup) -> list[Sequence[str]]:
 
 
 def _frontier(found: Explanation) -> Iterator[str]:
-    cells = {cell.schedule: cell for cell in found.grid}
+    cells = {(cell.block_m, cell.block_n): cell for cell in found.grid}
     limit = found.target.smem_per_block_bytes
     for schedule in found.frontier:
-        yield f"  {schedule}: {of_limit(cells[str(schedule)].smem_bytes, limit)}"
+        cell = cells[schedule.block_m, schedule.block_n]
+        yield f"  {schedule}: {of_limit(cell.smem_bytes, limit)}"
     if not found.frontier:
         yield "  none"
 

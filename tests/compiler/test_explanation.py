@@ -120,6 +120,19 @@ def test_the_spec_decides_the_order_and_auto_says_why() -> None:
     assert decode.schedule.splits > 1
 
 
+@pytest.mark.parametrize("target", ["nvidia-h200", "nvidia-rtx-4090"])
+def test_flash1_is_explained_in_words_and_as_a_page(target: str, tmp_path: Path) -> None:
+    """Its frontier's schedules leave the splits to the call; what is counted has a number."""
+    from flashgen.compiler.explanation_html import write_html
+
+    found = explain(shipped("mistral_7b").replace(loop_order="flash1"), target=target)
+    assert found.frontier
+    text = str(found)
+    assert all(f"{schedule}: " in text for schedule in found.frontier)
+    write_html(found, tmp_path / "page.html")
+    assert str(found.frontier[0]) in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_flash1_splits_the_keys_until_the_gpu_is_full() -> None:
     spec = shipped("llama3_8b").replace(loop_order="flash1")
     few = explain(spec, shape=Shape(1, 32, 8, 8192, 8192)).schedule
