@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import SPACE, trials
 from fakes import FakeMeasurer, smooth, timed
+from tuning_cases import SPACE, trials
 
 from flashgen.schedule.model import Schedule
 from flashgen.tune.measurement import Measurement

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import FEASIBLE
 from entries import SPEC, TARGET
 from fakes import FakeMeasurer, smooth, timed
+from tuning_cases import FEASIBLE
 
 from flashgen.tune import comparison
 from flashgen.tune.comparison import Exhaustive, Replay, empty, from_json, measure_all, to_json

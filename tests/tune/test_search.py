@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cases import DEFAULT, FEASIBLE, PROBLEM, SPACE, trials
 from entries import FAST, OTHER, SPEC
 from fakes import FakeMeasurer, smooth, timed
+from tuning_cases import DEFAULT, FEASIBLE, PROBLEM, SPACE, trials
 
 from flashgen.errors import TuningError
 from flashgen.schedule.model import Schedule

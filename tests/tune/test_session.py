@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import ALL_FEASIBLE, BUCKET, CASE, DEFAULT, PROBLEM
 from entries import FAST, OTHER, SPEC, TARGET, entry, table
 from fakes import FakeMeasurer, smooth
+from tuning_cases import ALL_FEASIBLE, BUCKET, CASE, DEFAULT, PROBLEM
 
 import flashgen
 from flashgen import AttentionSpec, settings

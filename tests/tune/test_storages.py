@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASE, DEFAULT, FEASIBLE, SPACE, trials
 from entries import FAST, OTHER
 from fakes import FakeMeasurer, smooth, timed
 from servers import Postgres, free_port, grpc_proxy
+from tuning_cases import CASE, DEFAULT, FEASIBLE, SPACE, trials
 
 from flashgen import settings
 from flashgen.errors import FlashgenWarning, TuningError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import ALL_FEASIBLE, BUCKET, CASE, DEFAULT
 from entries import FAST, OTHER, SPEC, TARGET, TOO_LARGE, entry, table
 from fakes import FakeMeasurer, smooth, timed
+from tuning_cases import ALL_FEASIBLE, BUCKET, CASE, DEFAULT
 from typer.testing import CliRunner, Result
 
 from flashgen import settings

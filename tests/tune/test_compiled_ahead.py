@@ -90,7 +90,7 @@ GONE = """
 import os, sys
 sys.path.insert(0, {folder!r})
 from dataclasses import replace
-from test_ahead import TILE, candidates
+from test_compiled_ahead import TILE, candidates
 from flashgen.tune.ahead import Compiling, Job
 module = candidates()
 compiling = Compiling()
