@@ -37,7 +37,10 @@ def _run() -> str | int | None:
 
         app(prog_name="flashgen")
     except SystemExit as end:
-        return end.code
+        from flashgen.cli.interrupt import was_pressed
+
+        # An import or a library that Ctrl-C broke off may have made another error of it.
+        return EXIT_INTERRUPTED if was_pressed() else end.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

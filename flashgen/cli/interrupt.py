@@ -29,9 +29,14 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def was_pressed() -> bool:
+    """Whether Ctrl-C was pressed since the command began."""
+    return _pressed.is_set()
+
+
 def check() -> None:
     """KeyboardInterrupt if Ctrl-C was pressed and the command goes on all the same."""
-    if _pressed.is_set():
+    if was_pressed():
         raise KeyboardInterrupt
 
 

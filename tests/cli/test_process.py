@@ -56,6 +56,27 @@ def test_answers_without_torch(arguments: tuple[str, ...]) -> None:
     assert code == ("0" if arguments else "2")  # no command: the help, as wrong usage
 
 
+def test_an_interrupt_that_became_another_error_ends_with_130() -> None:
+    """As where Ctrl-C meets an import in C, which reports it as an ImportError."""
+    program = (
+        "import signal, flashgen.cli.main as main\n"
+        "from flashgen.cli.entry import main as run\n"
+        "from flashgen.cli.interrupt import interruptible\n"
+        "def app(prog_name):\n"
+        "    with interruptible():\n"
+        "        try:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "        except KeyboardInterrupt:\n"
+        "            raise SystemExit(1)\n"
+        "main.app = app\n"
+        "run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, env=environment(), capture_output=True
+    )
+    assert done.returncode == 130
+
+
 def test_interrupt_ends_with_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flashgen", "build", "llama3_8b", "-o", str(tmp_path / "out")]
     with subprocess.Popen(
