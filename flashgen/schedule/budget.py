@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import sympy as sp
@@ -113,8 +113,7 @@ LAUNCH_FORMULAS: Mapping[str, Callable[[TileGraph], sp.Expr]] = {
 class Figures:
     """A launch's needs on one shape, as numbers: bytes and FLOPs, all its kernels together.
 
-    `dram_bytes` is the floor, at most the tile traffic; `loaded_bytes` and `state_bytes` are shares
-    of `tile_traffic_bytes`.
+    `dram_bytes` is the floor; `loaded_bytes` and `state_bytes` are shares of `tile_traffic_bytes`.
     """
 
     tile_traffic_bytes: int
@@ -228,9 +227,7 @@ class Budget:
             min(first_visits, visited_tiles),
         )
         values = self._launch(*numbers)
-        found = Figures(**dict(zip(LAUNCH_FORMULAS, map(int, values), strict=True)))
-        # Keys that no query sees are not read: a window of a long cache, one query after the other.
-        return replace(found, dram_bytes=min(found.dram_bytes, found.tile_traffic_bytes))
+        return Figures(**dict(zip(LAUNCH_FORMULAS, map(int, values), strict=True)))
 
     def _numbers(self, schedule: Schedule | None) -> tuple[int, ...]:
         """The arguments of formulas compiled for `_SCHEDULE`."""

@@ -214,7 +214,10 @@ def value(node: Node, at: dict[str, Any]) -> Any:
         case Not(operand=operand):
             return not value(operand, at)
         case Binary(operator=name, left=left, right=right):
-            return _BINARY[name](value(left, at), value(right, at))
+            divisor = value(right, at)
+            if name in ("//", "%") and divisor == 0:
+                return 0  # as docs/spec.md says
+            return _BINARY[name](value(left, at), divisor)
         case Logic(operator=name, operands=operands):
             values = [value(operand, at) for operand in operands]
             return all(values) if name == "and" else any(values)
