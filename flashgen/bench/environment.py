@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 
 import torch
 import triton
 
 import flashgen
 from flashgen.codegen.digest import generator_digest
+from flashgen.tune.toolchain import driver_version
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -29,14 +29,3 @@ def environment(device: torch.device) -> dict[str, str]:
         "flashgen": flashgen.__version__,
         "generator digest": generator_digest()[:16],
     }
-
-
-def driver_version() -> str:
-    """The driver's version as nvidia-smi prints it; "unknown" where that does not run."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    lines = done.stdout.split()
-    return lines[0] if lines else "unknown"
