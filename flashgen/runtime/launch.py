@@ -17,7 +17,7 @@ from flashgen.errors import TensorError
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.check import Sizes, check_call
 from flashgen.runtime.frozen import not_compiling
-from flashgen.runtime.launcher import start_building_launchers
+from flashgen.runtime.launcher import start_preparing_launch
 from flashgen.runtime.load import load_module
 from flashgen.runtime.repeat import MAX_KEPT, Repeat, Seen, Signature, repeat_of, signature
 from flashgen.runtime.said import say_once
@@ -170,7 +170,7 @@ class Attention:
         if on_gpu:
             warming.join()
             kernels = [getattr(module, name) for name in entries.values()]
-            start_building_launchers(kernels, self.spec)
+            start_preparing_launch(kernels, self.spec)
         launches = {
             bucket: (
                 schedule,

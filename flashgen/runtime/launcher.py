@@ -7,8 +7,9 @@ thread; the C compiler runs outside the interpreter lock. Later versions build n
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,22 @@ from flashgen.runtime.ahead import parameter_type, pointer_types_of
 from flashgen.spec.model import AttentionSpec
 
 
-def start_building_launchers(kernels: Sequence[Any], spec: AttentionSpec) -> threading.Thread:
+def start_preparing_launch(
+    kernels: Sequence[Any], spec: AttentionSpec
+) -> tuple[threading.Thread, ...]:
     """Have the launchers of a generated module's kernels in Triton's disk cache soon.
 
     Nothing waits for it, and it says nothing: a launch that does not find one builds it itself.
     """
-    thread = threading.Thread(
-        target=_build, args=(kernels, spec), name="flashgen-launchers", daemon=True
+    return (
+        start_thread("launchers", lambda: _build(kernels, spec)),
+        start_thread("launch-imports", _import_what_a_launch_imports),
     )
+
+
+def start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
+    """Begin `work` beside this thread; it does not keep the process alive."""
+    thread = threading.Thread(target=work, name=f"flashgen-{name}", daemon=True)
     thread.start()
     return thread
 
@@ -39,3 +48,10 @@ def _build(kernels: Sequence[Any], spec: AttentionSpec) -> None:
         with suppress(Exception):  # the launch will meet it again, where it is reported
             # Of the kernel's metadata the C function needs nothing: what follows it is left out.
             driver.active.launcher_cls(source, SimpleNamespace())
+
+
+def _import_what_a_launch_imports() -> None:
+    """0.3 s of Python that a first launch imports, here while assembler and C compiler run."""
+    with suppress(Exception):
+        if driver.active.get_current_target().backend == "cuda":
+            importlib.import_module("triton.experimental.gluon.nvidia.hopper")

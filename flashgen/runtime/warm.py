@@ -1,21 +1,20 @@
 """What Triton does once a process, begun in threads while the kernel's source is being written.
 
-Hashing Triton's library (0.4 s) on one side; finding the GPU, building the driver's helper with the
-C compiler, and a module that a launch imports on the other: about a second in a process with cold
-caches, mostly outside the interpreter lock. One after the other they took longer than the source.
+Hashing Triton's library (0.4 s) on one side; finding the GPU and building the driver's helper with
+the C compiler on the other, mostly outside the interpreter lock. One after the other they took
+longer than the source.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 from triton.runtime import cache as triton_cache
 from triton.runtime.driver import driver
 
+from flashgen.runtime.launcher import start_thread
 from flashgen.runtime.triton_key import remember_triton_key
 
 
@@ -35,13 +34,7 @@ class Warming:
 def start_warming() -> Warming:
     """Begin, once a process; join before a launch."""
     remember_triton_key()
-    return Warming((_start("key", _hash_library), _start("driver", _find_gpu)))
-
-
-def _start(name: str, work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name=f"flashgen-warm-{name}", daemon=True)
-    thread.start()
-    return thread
+    return Warming((start_thread("key", _hash_library), start_thread("driver", _find_gpu)))
 
 
 def _hash_library() -> None:
@@ -49,5 +42,4 @@ def _hash_library() -> None:
 
 
 def _find_gpu() -> None:
-    if driver.active.get_current_target().backend == "cuda":
-        importlib.import_module("triton.experimental.gluon.nvidia.hopper")  # a launch asks for it
+    driver.active.get_current_target()

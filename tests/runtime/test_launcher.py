@@ -23,7 +23,7 @@ sys.path.insert(0, {folder!r})
 from test_ahead import SPEC, TARGET, TILE
 from flashgen.codegen.options import options
 from flashgen.compiler import choose
-from flashgen.runtime.launcher import start_building_launchers
+from flashgen.runtime.launcher import start_preparing_launch
 from flashgen.runtime.load import load_module
 
 asked = []
@@ -40,7 +40,8 @@ driver.set_active(Here())
 plan, path = choose.plan(SPEC, TARGET, schedule=TILE, has_lse=True)
 module = load_module(path, interpreted=False)
 kernel = getattr(module, dict(plan.entries)["loop"])
-start_building_launchers([kernel], SPEC).join()
+for thread in start_preparing_launch([kernel], SPEC):
+    thread.join()
 compiled = []
 
 class Warm:
@@ -80,6 +81,6 @@ def test_what_goes_wrong_is_left_to_the_launch(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(launcher, "driver", Broken())
     spec = AttentionSpec(name="broken", head_dim=16, dtype="fp16")
-    thread = launcher.start_building_launchers([Kernel()], spec)
-    thread.join()
-    assert not thread.is_alive()
+    for thread in launcher.start_preparing_launch([Kernel()], spec):
+        thread.join()
+        assert not thread.is_alive()
