@@ -118,6 +118,7 @@ def _modelled(problem: Problem, schedule: Schedule, shape: Shape) -> tuple[Figur
         visited_tiles=seen.tiles,
         visible_pairs=visible_pairs(spec, shape),
         first_visits=seen.first_visits,
+        visited_keys=seen.keys,
     )
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     return figures, dram

@@ -126,7 +126,7 @@ def _check_memory(spec: AttentionSpec, shape: Shape) -> None:
 def _array_bytes(spec: AttentionSpec, shape: Shape) -> int:
     """Bytes of all inputs and outputs."""
     needs = budgets.budget(Problem(spec, get_target(DEFAULT_TARGET)), loop_order="flash2")
-    return needs.figures(None, shape, visited_tiles=0, visible_pairs=0).dram_bytes
+    return needs.figures(None, shape, visited_tiles=0, visible_pairs=0).footprint_bytes
 
 
 # **** one order on one target ****
@@ -185,6 +185,7 @@ class _Order:
             visited_tiles=seen.tiles,
             visible_pairs=_pairs(_any_order(self.problem.spec), self.shape),
             first_visits=seen.first_visits,
+            visited_keys=seen.keys,
         )
 
     def dram(self, schedule: Schedule, figures: Figures) -> DramTraffic:
@@ -498,6 +499,7 @@ def _problem_numbers(
         sym.VISIBLE_PAIRS: _pairs(_any_order(problem.spec), shape),
         sym.VISITED_TILES: seen.tiles,
         sym.FIRST_VISITS: seen.first_visits,
+        sym.VISITED_KEYS: seen.keys,
         sym.NUM_KV_SPLITS: schedule.splits,
     }
     return {symbol: sp.Integer(value) for symbol, value in numbers.items()}

@@ -88,8 +88,9 @@ class Algorithm:
     """What one algorithm does for the shape, and the least time that takes on the target.
 
     `flops` count visible pairs; `executed_flops` what visited tiles cost, or all pairs (naive).
-    `dram_bytes` is the model's figure, `dram_floor_bytes` every input and output once. Intensity is
-    flops per byte of `dram_bytes`. The roofline takes `matmul_flops` (naive: of all pairs).
+    `dram_bytes` is the model's figure, `dram_floor_bytes` every input and output once, but for keys
+    and values in tiles that nothing visits (naive attention reads all of them). Intensity is flops
+    per byte of `dram_bytes`. The roofline takes `matmul_flops` (naive: of all pairs).
     """
 
     name: str

@@ -26,8 +26,8 @@ HEAD_DIM_V = _positive("head_dim_v")
 HEAD_DIM_QK_PADDED = _positive("head_dim_qk_padded")
 HEAD_DIM_V_PADDED = _positive("head_dim_v_padded")
 
-# A shape's numbers, with q_len and kv_len. The last three depend on the mask: tiles that are not
-# empty and pairs (query, key) that are visible, per batch and query head.
+# A shape's numbers, with q_len and kv_len. The last four depend on the mask: tiles that are not
+# empty, pairs (query, key) that are visible, and so on, per batch and query head.
 BATCH = sp.Symbol("batch", integer=True, nonnegative=True)
 NUM_Q_HEADS = sp.Symbol("num_q_heads", integer=True, nonnegative=True)
 NUM_KV_HEADS = sp.Symbol("num_kv_heads", integer=True, nonnegative=True)
@@ -35,6 +35,9 @@ VISITED_TILES = sp.Symbol("visited_tiles", integer=True, nonnegative=True)
 VISIBLE_PAIRS = sp.Symbol("visible_pairs", integer=True, nonnegative=True)
 # (query tile, split of the keys) pairs with a visited tile: how often a row's state starts anew.
 FIRST_VISITS = sp.Symbol("first_visits", integer=True, nonnegative=True)
+# Keys of the key tiles that some query tile visits: all of them, but for masks that hide keys from
+# every query.
+VISITED_KEYS = sp.Symbol("visited_keys", integer=True, nonnegative=True)
 
 # How often the outer loop runs: programs along the query (or key) axis, per batch and query head.
 QUERY_TILES = sp.ceiling(Q_LEN / BLOCK_M)

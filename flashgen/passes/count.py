@@ -134,11 +134,13 @@ class Visits:
 
     `tiles` pairs are visited. `first_visits` counts the pairs of a query tile and a split of the
     keys that have a visited tile: the query tiles themselves, where the keys are not split and
-    every one sees a key.
+    every one sees a key. `keys` lie in key tiles that are visited by some query tile: of each span
+    of the mask those from the first to the last (chunks of keys may leave gaps there).
     """
 
     tiles: int
     first_visits: int
+    keys: int
 
 
 def visits(
@@ -156,21 +158,37 @@ def visits(
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visits(spec, Shape(1, 1, 1, 256, 256), 64, 64, num_kv_splits=2)
-    Visits(tiles=10, first_visits=7)
+    Visits(tiles=10, first_visits=7, keys=256)
+    >>> windowed = spec.replace(mask=["causal", {"window": {"left": 63}}])
+    >>> visits(windowed, Shape(1, 1, 1, 1, 4096), 16, 64)
+    Visits(tiles=1, first_visits=1, keys=64)
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
     tiles = first_visits = 0
+    hulls: list[tuple[int, int]] = []  # key tiles
     for start in range(0, shape.q_len, BLOCK_ROWS * block_m):
         stop = min(start + BLOCK_ROWS * block_m, shape.q_len)
         first = np.arange(start, stop, block_m, dtype=np.int64)
-        ranges = list(_key_tile_ranges(place, first, block_m, block_n))
+        spans = _spans_of_tiles(place, first, block_m)
+        hulls += (span.tile_hull(block_n) for span in spans)
+        ranges = list(_key_tile_ranges(spans, block_n))
         tiles += sum(int(np.maximum(hi - lo, 0).sum()) for lo, hi in ranges)
         for split in range(min(num_kv_splits, -(-shape.kv_len // block_n))):
             seen = np.zeros(len(first), dtype=bool)
             for lo, hi in ranges:
                 seen |= lo + (split - lo) % num_kv_splits < hi
             first_visits += int(seen.sum())
-    return Visits(tiles, first_visits)
+    keys = sum(min(hi * block_n, place.kv_len) - lo * block_n for lo, hi in _disjoint(hulls))
+    return Visits(tiles, first_visits, min(keys, tiles * block_n))
+
+
+def _disjoint(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same numbers, each in one range, in order; empty ranges left out."""
+    reached = 0
+    for lo, hi in sorted(ranges):
+        if hi > max(lo, reached):
+            yield max(lo, reached), hi
+            reached = hi
 
 
 @dataclass(frozen=True)
@@ -218,7 +236,7 @@ def walks(
     place = _Place.of(spec, shape, inputs, batch, q_head)
     first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
     tiles, full = np.zeros_like(first), np.zeros_like(first)
-    for lo, hi in _key_tile_ranges(place, first, block_m, block_n):
+    for lo, hi in _key_tile_ranges(_spans_of_tiles(place, first, block_m), block_n):
         tiles += np.maximum(hi - lo, 0)
     last = np.minimum(first + block_m, place.q_len) - 1
     for span in visibility(spec).spans:
@@ -227,13 +245,15 @@ def walks(
     return Walks(tiles, np.minimum(full, tiles))
 
 
-def _key_tile_ranges(
-    place: _Place, first: Array, block_m: int, block_n: int
-) -> Iterator[tuple[Array, Array]]:
-    """Key tiles [lo, hi) that the query tiles at `first` visit, in disjoint ranges."""
+def _spans_of_tiles(place: _Place, first: Array, block_m: int) -> list[_Keys]:
+    """The spans of the query tiles at `first`."""
     last = np.minimum(first + block_m, place.q_len) - 1
-    spans = [place.evaluated(span, first, last) for span in visibility(place.spec).spans]
-    if not spans or not len(first):
+    return [place.evaluated(span, first, last) for span in visibility(place.spec).spans]
+
+
+def _key_tile_ranges(spans: list[_Keys], block_n: int) -> Iterator[tuple[Array, Array]]:
+    """Key tiles [lo, hi) that query tiles with these spans visit, in disjoint ranges."""
+    if not spans or not len(spans[0].start):
         return
     if spans[0].period is not None:
         yield from spans[0].chunk_tiles(block_n)
@@ -283,7 +303,7 @@ def tile_classes(
     first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
     key_tile = np.arange(-(-shape.kv_len // block_n), dtype=np.int64)
     classes = np.full((len(first), len(key_tile)), EMPTY, dtype=np.int8)
-    for lo, hi in _key_tile_ranges(place, first, block_m, block_n):
+    for lo, hi in _key_tile_ranges(_spans_of_tiles(place, first, block_m), block_n):
         classes[(key_tile >= lo[:, None]) & (key_tile < hi[:, None])] = PARTIAL
     last = np.minimum(first + block_m, shape.q_len) - 1
     for span in visibility(spec).spans:
@@ -319,6 +339,13 @@ class _Keys:
         assert self.period is not None
         start, width, period = self.period
         return (key - start) // period * width + np.minimum((key - start) % period, width)
+
+    def tile_hull(self, block_n: int) -> tuple[int, int]:
+        """The first key tile that any of them meets, and the one after the last; (0, 0): none."""
+        some = self.stop > self.start
+        if not some.any():
+            return 0, 0
+        return int(self.start[some].min()) // block_n, -(-int(self.stop[some].max()) // block_n)
 
     def shared_keys(self, other: _Keys) -> Array:
         lo, hi = np.maximum(self.start, other.start), np.minimum(self.stop, other.stop)

@@ -35,6 +35,7 @@ from flashgen.ir.symbols import (
     NUM_WARPS,
     Q_LEN,
     VISIBLE_PAIRS,
+    VISITED_KEYS,
     VISITED_TILES,
 )
 from flashgen.passes.lower import (
@@ -60,6 +61,7 @@ from flashgen.schedule.scratch import FUNCTIONS
 from flashgen.schedule.traffic import (
     dram_bytes,
     flops,
+    footprint_bytes,
     loaded_bytes,
     matmul_flops,
     state_bytes,
@@ -78,6 +80,7 @@ __all__ = [  # with the formulas, from where they are derived
     "budget_for",
     "dram_bytes",
     "flops",
+    "footprint_bytes",
     "least_smem_bytes",
     "loaded_bytes",
     "matmul_flops",
@@ -106,6 +109,7 @@ LAUNCH_FORMULAS: Mapping[str, Callable[[TileGraph], sp.Expr]] = {
     "loaded_bytes": loaded_bytes,
     "state_bytes": state_bytes,
     "workspace_bytes": workspace_bytes,
+    "footprint_bytes": footprint_bytes,
 }
 
 
@@ -113,7 +117,8 @@ LAUNCH_FORMULAS: Mapping[str, Callable[[TileGraph], sp.Expr]] = {
 class Figures:
     """A launch's needs on one shape, as numbers: bytes and FLOPs, all its kernels together.
 
-    `dram_bytes` is the floor; `loaded_bytes` and `state_bytes` are shares of `tile_traffic_bytes`.
+    `dram_bytes` is the floor of what is moved, `footprint_bytes` what inputs and outputs take in
+    memory; `loaded_bytes` and `state_bytes` are shares of `tile_traffic_bytes`.
     """
 
     tile_traffic_bytes: int
@@ -124,6 +129,7 @@ class Figures:
     loaded_bytes: int = 0
     state_bytes: int = 0
     workspace_bytes: int = 0
+    footprint_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,11 +210,13 @@ class Budget:
         visited_tiles: int,
         visible_pairs: int,
         first_visits: int | None = None,
+        visited_keys: int | None = None,
     ) -> Figures:
-        """Bytes and FLOPs of one launch; the last three arguments are per batch and query head.
+        """Bytes and FLOPs of one launch; the last four arguments are per batch and query head.
 
         schedule: None where the formulas have no tiles (naive). first_visits: (query tile, split)
-        pairs with a visited tile, which only flash1 asks for; None: all of them.
+        pairs with a visited tile, which only flash1 asks for; None: all of them. visited_keys: those of
+        visited key tiles (None: all).
         """
         if first_visits is None:
             first_visits = 0
@@ -225,6 +233,7 @@ class Budget:
             visited_tiles,
             visible_pairs,
             min(first_visits, visited_tiles),
+            shape.kv_len if visited_keys is None else visited_keys,
         )
         values = self._launch(*numbers)
         return Figures(**dict(zip(LAUNCH_FORMULAS, map(int, values), strict=True)))
@@ -370,4 +379,5 @@ _LAUNCH = (
     VISITED_TILES,
     VISIBLE_PAIRS,
     FIRST_VISITS,
+    VISITED_KEYS,
 )

@@ -1,7 +1,7 @@
 """Device-memory traffic: the floor, and what L2 does not hold until it is used again.
 
-The floor is what no kernel can avoid: every input read and every output written once. Tile traffic
-above it is served by L2 as long as what concurrent programs use again stays there. The constants
+The floor is what no kernel can avoid: every input read and every output written once; of keys and
+values those in tiles that some query sees a key of. Tile traffic above it is served by L2 as long as what concurrent programs use again stays there. The constants
 and forms below were found with Nsight Compute on an H200 (`flashgen bench --suite counters`).
 
 L2 holds less than its size: `SHARE_HELD` of it, and where it has two halves, lines that SMs of both
@@ -154,11 +154,11 @@ def _flash2(
     together = max(1.0, resident / in_flight)  # programs of one K/V head
     waves = of_a_head / together  # the rest of one runs beside the next head's first
     of_one_tile = seen.tiles / query_tiles * schedule.block_n
-    of_its_rows = together * schedule.block_m * shape.kv_len / shape.q_len
-    keys = min(shape.kv_len, of_one_tile + of_its_rows)  # that one wave reads
+    of_its_rows = together * schedule.block_m * seen.keys / shape.q_len
+    keys = min(seen.keys, of_one_tile + of_its_rows)  # that one wave reads
     key_bytes = problem.kv_elem_bytes * (problem.head_dim_qk + problem.head_dim_v)
     working_set = round(in_flight * keys * key_bytes * copies(problem.target))
-    again = round(kv_heads * max(0.0, waves * keys - shape.kv_len) * key_bytes)
+    again = round(kv_heads * max(0.0, waves * keys - seen.keys) * key_bytes)
     missed = again if working_set > held else 0
     return DramTraffic(figures.dram_bytes, working_set, held, again, missed)
 
@@ -169,7 +169,7 @@ def _flash1(
     """The state of rows, read and written by each visit but the first and the last; and q."""
     held = held_bytes(problem.target)
     heads, splits = shape.batch * shape.q_heads, schedule.splits
-    steps = math.ceil(shape.kv_len / schedule.block_n)
+    steps = math.ceil(seen.keys / schedule.block_n)
     if not (heads and seen.tiles):
         return DramTraffic(figures.dram_bytes, 0, held, 0, 0)
     q_row = problem.elem_bytes * problem.head_dim_qk

@@ -114,6 +114,7 @@ def estimate(problem: Problem, schedule: Schedule, shape: Shape) -> OrderEstimat
         visited_tiles=seen.tiles,
         visible_pairs=visible_pairs(problem.spec, shape),
         first_visits=seen.first_visits,
+        visited_keys=seen.keys,
     )
     predicted = predict(problem, schedule, shape)
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)

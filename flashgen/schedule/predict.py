@@ -157,6 +157,7 @@ def predict(
         visited_tiles=seen.tiles,
         visible_pairs=visible_pairs(problem.spec, shape, inputs),
         first_visits=seen.first_visits,
+        visited_keys=seen.keys,
     )
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     heads = shape.batch * shape.q_heads

@@ -21,6 +21,7 @@ from flashgen.ir.symbols import (
     NUM_Q_HEADS,
     Q_LEN,
     VISIBLE_PAIRS,
+    VISITED_KEYS,
 )
 
 
@@ -72,12 +73,30 @@ def is_state(graph: TileGraph, tile: Tile) -> bool:
 
 
 @cache
+def footprint_bytes(graph: TileGraph) -> sp.Expr:
+    """What inputs and outputs take in device memory: whole arrays, whatever the mask shows."""
+    return sp.Add(*(op.bytes for op in _arrays(graph)))
+
+
+@cache
 def dram_bytes(graph: TileGraph) -> sp.Expr:
     """The floor of device-memory traffic: every input and output read or written exactly once.
 
-    A workspace is not in it: it may stay in L2.
+    Of k and v that is what visited key tiles hold (naive attention reads all). A workspace is not
+    in it: it may stay in L2.
     """
-    return sp.Add(*(op.bytes for op in graph.of_kind(ops.Tensor) if op.role != "workspace"))
+    visited = {} if graph.loop_order == "naive" else {KV_LEN: VISITED_KEYS}
+    return sp.Add(
+        *(
+            op.bytes.xreplace(visited) if op.name in ("k", "v") else op.bytes
+            for op in _arrays(graph)
+        )
+    )
+
+
+def _arrays(graph: TileGraph) -> list[ops.Tensor]:
+    """Inputs and outputs."""
+    return [op for op in graph.of_kind(ops.Tensor) if op.role != "workspace"]
 
 
 @cache

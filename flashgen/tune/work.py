@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flashgen.passes.count import visible_pairs, visited_tiles
+from flashgen.passes.count import visible_pairs, visits
 from flashgen.problem import Problem
 from flashgen.schedule.budget import budget_for
 from flashgen.schedule.dram import splits_that_fill
@@ -34,11 +34,13 @@ class Work:
 def work_of(problem: Problem, schedule: Schedule, shape: Shape) -> Work:
     """The same for every schedule, but where bytes depend on the order of loops."""
     whole = with_splits(problem, schedule, shape)
+    seen = visits(problem.spec, shape, whole.block_m, whole.block_n)
     figures = budget_for(problem, whole).figures(
         whole,
         shape,
-        visited_tiles=visited_tiles(problem.spec, shape, whole.block_m, whole.block_n),
+        visited_tiles=seen.tiles,
         visible_pairs=visible_pairs(problem.spec, shape),
+        visited_keys=seen.keys,
     )
     floor = roofline(figures.matmul_flops, figures.dram_bytes, problem.target, problem.spec.dtype.q)
     return Work(figures.matmul_flops, figures.dram_bytes, floor.time_us, floor.bound == "compute")

@@ -164,6 +164,20 @@ def test_more_memory_than_this_gpu_has_comes_first() -> None:
     assert found.limits[0].startswith("memory: inputs and output take 42.9 GB, more than the 24 GB")
 
 
+def test_hidden_keys_take_memory_and_move_no_bytes() -> None:
+    """A decode with a window of 64 of 131,072 keys: 32 GiB of K and V, of which 64 are read."""
+    spec = AttentionSpec(
+        head_dim=128, dtype="bf16", mask=["causal", {"window": {"left": 63, "right": 0}}]
+    )
+    found = explain(spec, target="nvidia-l4", shape=Shape(16, 32, 32, 1, 131_072))
+    assert found.limits[0].startswith("memory: inputs and output take 34.4 GB, more than the 24 GB")
+    flash2, _, naive = found.algorithms
+    assert found.schedule is not None and 64 % found.schedule.block_n == 0
+    assert flash2.dram_bytes == flash2.dram_floor_bytes == 16 * 32 * 128 * 2 * (2 * 64 + 2)
+    assert naive.dram_floor_bytes > 34e9  # it reads all of them
+    assert flash2.memory_ms < naive.memory_ms / 500
+
+
 @pytest.mark.parametrize("length", [1, 16, 100, 128])
 def test_short_keys_take_a_single_tile(length: int) -> None:
     found = explain(shipped("gpt2"), shape=Shape(2, 12, 12, length, length))

@@ -14,7 +14,7 @@ import sympy as sp
 import torch
 
 from flashgen import reference
-from flashgen.passes.count import all_visible_pairs, visible_pairs, visited_tiles
+from flashgen.passes.count import all_visible_pairs, visible_pairs, visited_tiles, visits
 from flashgen.passes.visibility import (
     Q_FIRST,
     Q_LAST,
@@ -266,6 +266,27 @@ def test_visited_tiles(mask: Any, exact: bool, align: str) -> None:
             assert visited == needed if exactly else visited >= needed, case
             unknown = visited_tiles(spec, case.shape, case.block_m, case.block_n, **where)
             assert visited <= unknown <= len(case.tiles) * -(-case.shape.kv_len // case.block_n)
+
+
+def keys_of_tiles_that_meet(visible: torch.Tensor, block_n: int) -> int:
+    keys = torch.arange(visible.shape[1])
+    seen = torch.unique(keys[visible.any(dim=0)] // block_n)
+    return int(torch.isin(keys // block_n, seen).sum())
+
+
+@pytest.mark.parametrize("align", ["bottom_right", "top_left"])
+@pytest.mark.parametrize(("mask", "exact"), CASES, ids=repr)
+def test_visited_keys(mask: Any, exact: bool, align: str) -> None:
+    """Never fewer than those of key tiles with a visible pair, and just those where bounds are."""
+    spec = spec_of(mask, align)
+    for case in cases(spec):
+        for b, h in ((0, 0), (1, 1)):
+            needed = keys_of_tiles_that_meet(case.visible[b, h], case.block_n)
+            tile, where = (case.block_m, case.block_n), {"batch": b, "q_head": h}
+            found = visits(spec, case.shape, *tile, case.inputs, **where).keys
+            assert found == needed if exact else found >= needed, case
+            unknown = visits(spec, case.shape, *tile, **where).keys
+            assert found <= unknown <= case.shape.kv_len
 
 
 @pytest.mark.parametrize("align", ["bottom_right", "top_left"])

@@ -34,6 +34,7 @@ def traffic(
         visited_tiles=found.tiles,
         visible_pairs=1,
         first_visits=found.first_visits,
+        visited_keys=found.keys,
     )
     return dram_bytes_model(problem, schedule, shape, figures, found)
 
@@ -98,3 +99,12 @@ def test_programs_of_a_grid() -> None:
     shape = Shape(batch=2, q_heads=16, kv_heads=4, q_len=1000, kv_len=4096)
     assert grid_programs(flash2, shape) == 2 * 16 * 16
     assert grid_programs(flash1, shape) == 2 * 16 * 8
+
+
+def test_keys_that_no_query_sees_are_not_read() -> None:
+    """One query with a window of 64 of 131,072 keys: one key tile of K and V for each head."""
+    shape = Shape(batch=1, q_heads=4, kv_heads=4, q_len=1, kv_len=131_072)
+    found = traffic(shape, mask=["causal", {"window": {"left": 63, "right": 0}}])
+    assert found.total_bytes == found.floor_bytes == 4 * 128 * 2 * (2 * 64 + 2)
+    whole = traffic(shape, mask=["causal"])
+    assert whole.floor_bytes == 4 * 128 * 2 * (2 * 131_072 + 2)
