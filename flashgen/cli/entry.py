@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 
 from flashgen.cli.streams import forget_output, open_closed_streams
+from flashgen.haste import in_haste
 
 EXIT_CANNOT_WRITE = 1
 EXIT_INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
@@ -33,9 +34,10 @@ def main() -> None:
 def _run() -> str | int | None:
     """The exit code."""
     try:
-        from flashgen.cli.main import app
+        with in_haste():
+            from flashgen.cli.main import app
 
-        app(prog_name="flashgen")
+            app(prog_name="flashgen")
     except SystemExit as end:
         from flashgen.cli.interrupt import was_pressed
 

@@ -14,6 +14,7 @@ import torch
 
 from flashgen.dtypes import get_dtype
 from flashgen.errors import TensorError
+from flashgen.haste import in_haste
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.check import Sizes, check_call
 from flashgen.runtime.frozen import not_compiling
@@ -153,7 +154,10 @@ class Attention:
         loaded = self._loaded.get(device)
         if loaded is None:
             with self._lock:
-                loaded = self._loaded.get(device) or self._load(device)
+                loaded = self._loaded.get(device)
+                if loaded is None:
+                    with in_haste():
+                        loaded = self._load(device)
                 self._loaded[device] = loaded
         return loaded
 
