@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from flashgen.errors import TuningError
 from flashgen.schedule.model import Schedule
 from flashgen.tune.measurement import Measurement, Measurer
+from flashgen.tune.processes import cores
 from flashgen.tune.strategies import Strategy
 from flashgen.tune.study import Trials, measured_only
 
@@ -28,7 +29,9 @@ IMPROVEMENT = 0.005  # less than this is noise, and no progress
 NEAR_BOUND = 0.95
 CLOSE = 1.03  # times the best: what may be faster in a race
 RACERS = 4
-AHEAD = 6  # schedules that are compiled before their turn
+# Schedules that are compiled before their turn: as many as the cores take at once. More would be
+# chosen by what is known too early.
+AHEAD = max(4, min(14, cores() - 2))
 
 
 @dataclass(frozen=True)
