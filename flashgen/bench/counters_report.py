@@ -119,6 +119,7 @@ def _modelled(problem: Problem, schedule: Schedule, shape: Shape) -> tuple[Figur
         visible_pairs=visible_pairs(spec, shape),
         first_visits=seen.first_visits,
         visited_keys=seen.keys,
+        key_tiles=seen.key_tiles,
     )
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     return figures, dram

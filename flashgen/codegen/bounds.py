@@ -75,6 +75,22 @@ class Bounds:
     period: PeriodText | None = None
     scan: ScanText | None = None
 
+    @property
+    def walk_starts(self) -> tuple[str, ...]:
+        """Suffixes of the ranges whose first key tile depends on what the queries see (flash1)."""
+        return self._decided([span.start for span in self.spans])
+
+    @property
+    def walk_stops(self) -> tuple[str, ...]:
+        """The same for the tile after the last."""
+        return self._decided([span.stop or span.possible for span in self.spans])
+
+    def _decided(self, ends: list[str]) -> tuple[str, ...]:
+        if self.kind == "pair":
+            return ("_0", "_1")
+        searched = self.kind == "chunks" or self.scan is not None
+        return ("",) if searched or any(ends) else ()
+
 
 @dataclass(frozen=True)
 class Positions:

@@ -242,6 +242,7 @@ def shape_figures(problem: Problem, plan: Plan) -> list[dict[str, object]]:
             visible_pairs=visible_pairs(problem.spec, shape),
             first_visits=seen.first_visits,
             visited_keys=seen.keys,
+            key_tiles=seen.key_tiles,
         )
         floor = roofline(
             figures.matmul_flops, figures.dram_bytes, problem.target, problem.spec.dtype.q

@@ -186,6 +186,7 @@ class _Order:
             visible_pairs=_pairs(_any_order(self.problem.spec), self.shape),
             first_visits=seen.first_visits,
             visited_keys=seen.keys,
+            key_tiles=seen.key_tiles,
         )
 
     def dram(self, schedule: Schedule, figures: Figures) -> DramTraffic:
@@ -500,6 +501,7 @@ def _problem_numbers(
         sym.VISITED_TILES: seen.tiles,
         sym.FIRST_VISITS: seen.first_visits,
         sym.VISITED_KEYS: seen.keys,
+        sym.WALKED_KEY_TILES: seen.key_tiles,
         sym.NUM_KV_SPLITS: schedule.splits,
     }
     return {symbol: sp.Integer(value) for symbol, value in numbers.items()}

@@ -26,7 +26,7 @@ HEAD_DIM_V = _positive("head_dim_v")
 HEAD_DIM_QK_PADDED = _positive("head_dim_qk_padded")
 HEAD_DIM_V_PADDED = _positive("head_dim_v_padded")
 
-# A shape's numbers, with q_len and kv_len. The last four depend on the mask: tiles that are not
+# A shape's numbers, with q_len and kv_len. The last five depend on the mask: tiles that are not
 # empty, pairs (query, key) that are visible, and so on, per batch and query head.
 BATCH = sp.Symbol("batch", integer=True, nonnegative=True)
 NUM_Q_HEADS = sp.Symbol("num_q_heads", integer=True, nonnegative=True)
@@ -38,6 +38,9 @@ FIRST_VISITS = sp.Symbol("first_visits", integer=True, nonnegative=True)
 # Keys of the key tiles that some query tile visits: all of them, but for masks that hide keys from
 # every query.
 VISITED_KEYS = sp.Symbol("visited_keys", integer=True, nonnegative=True)
+# Key tiles that flash1's outer loop walks: from the first to the last that some query tile visits,
+# in each range of keys of the mask.
+WALKED_KEY_TILES = sp.Symbol("walked_key_tiles", integer=True, nonnegative=True)
 
 # How often the outer loop runs: programs along the query (or key) axis, per batch and query head.
 QUERY_TILES = sp.ceiling(Q_LEN / BLOCK_M)

@@ -134,13 +134,14 @@ class Visits:
 
     `tiles` pairs are visited. `first_visits` counts the pairs of a query tile and a split of the
     keys that have a visited tile: the query tiles themselves, where the keys are not split and
-    every one sees a key. `keys` lie in key tiles that are visited by some query tile: of each span
-    of the mask those from the first to the last (chunks of keys may leave gaps there).
+    every one sees a key. `keys` lie in key tiles that are visited by some query tile, `key_tiles`
+    from the first to the last of them in each span of the mask: what flash1's outer loop walks.
     """
 
     tiles: int
     first_visits: int
     keys: int
+    key_tiles: int
 
 
 def visits(
@@ -158,10 +159,10 @@ def visits(
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visits(spec, Shape(1, 1, 1, 256, 256), 64, 64, num_kv_splits=2)
-    Visits(tiles=10, first_visits=7, keys=256)
+    Visits(tiles=10, first_visits=7, keys=256, key_tiles=4)
     >>> windowed = spec.replace(mask=["causal", {"window": {"left": 63}}])
     >>> visits(windowed, Shape(1, 1, 1, 1, 4096), 16, 64)
-    Visits(tiles=1, first_visits=1, keys=64)
+    Visits(tiles=1, first_visits=1, keys=64, key_tiles=1)
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
     tiles = first_visits = 0
@@ -178,8 +179,11 @@ def visits(
             for lo, hi in ranges:
                 seen |= lo + (split - lo) % num_kv_splits < hi
             first_visits += int(seen.sum())
-    keys = sum(min(hi * block_n, place.kv_len) - lo * block_n for lo, hi in _disjoint(hulls))
-    return Visits(tiles, first_visits, min(keys, tiles * block_n))
+    walked = list(_disjoint(hulls))
+    keys = sum(min(hi * block_n, place.kv_len) - lo * block_n for lo, hi in walked)
+    # Chunks of few queries leave gaps.
+    keys = min(keys, tiles * block_n)
+    return Visits(tiles, first_visits, keys, sum(hi - lo for lo, hi in walked))
 
 
 def _disjoint(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -342,10 +346,9 @@ class _Keys:
 
     def tile_hull(self, block_n: int) -> tuple[int, int]:
         """The first key tile that any of them meets, and the one after the last; (0, 0): none."""
-        some = self.stop > self.start
-        if not some.any():
-            return 0, 0
-        return int(self.start[some].min()) // block_n, -(-int(self.stop[some].max()) // block_n)
+        lo, hi = self.start // block_n, -(-self.stop // block_n)
+        some = hi > lo  # as kernels ask: an empty range that begins inside a tile visits it
+        return (int(lo[some].min()), int(hi[some].max())) if some.any() else (0, 0)
 
     def shared_keys(self, other: _Keys) -> Array:
         lo, hi = np.maximum(self.start, other.start), np.minimum(self.stop, other.stop)

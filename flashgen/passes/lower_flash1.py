@@ -22,6 +22,7 @@ from flashgen.ir.symbols import (
     Q_LEN,
     QUERY_TILES,
     VISITED_TILES,
+    WALKED_KEY_TILES,
 )
 from flashgen.passes.lowering import START_VALUES, Lowering
 from flashgen.problem import Problem
@@ -38,10 +39,10 @@ class Flash1(Lowering):
     """As built: the state waits in fp32, from a query tile's first key tile to its last one.
 
     One program per batch, query head and split of the keys. It loads each of its key and value
-    tiles once. For a query tile that sees the key tile it loads q, and the state unless this is the
-    first such key tile; it stores the state unless it is the last, and then output and lse instead.
-    A split leaves its state in the workspace for the merge, and for query tiles that it does not
-    visit the start values of m_i and l_i, which say so.
+    tiles once, but those that no query tile visits. For a query tile that sees the key tile it
+    loads q, and the state unless this is the first such key tile; it stores the state unless it is
+    the last, and then output and lse instead. A split leaves its state in the workspace for the
+    merge, and for query tiles that it does not visit the start values of m_i and l_i, which say so.
     """
 
     def __init__(self, problem: Problem, *, split: bool = False) -> None:
@@ -59,7 +60,7 @@ class Flash1(Lowering):
         self.suspend({"acc": acc, "m_i": m_i, "l_i": l_i})
         if not self.split:
             self.results(acc, m_i, l_i, return_lse=return_lse)
-        loops = [Loop("key tile", KEY_TILES), Loop("query tile", VISITED_TILES)]
+        loops = [Loop("key tile", WALKED_KEY_TILES), Loop("query tile", VISITED_TILES)]
         return self.builder.finish(self.problem.name, self.kernel, "flash1", loops)
 
     def start_state(self) -> dict[str, Tile]:

@@ -37,6 +37,7 @@ from flashgen.ir.symbols import (
     VISIBLE_PAIRS,
     VISITED_KEYS,
     VISITED_TILES,
+    WALKED_KEY_TILES,
 )
 from flashgen.passes.lower import (
     Kernel,
@@ -211,17 +212,20 @@ class Budget:
         visible_pairs: int,
         first_visits: int | None = None,
         visited_keys: int | None = None,
+        key_tiles: int | None = None,
     ) -> Figures:
-        """Bytes and FLOPs of one launch; the last four arguments are per batch and query head.
+        """Bytes and FLOPs of one launch; the last five arguments are per batch and query head.
 
         schedule: None where the formulas have no tiles (naive). first_visits: (query tile, split)
-        pairs with a visited tile, which only flash1 asks for; None: all of them. visited_keys: those of
-        visited key tiles (None: all).
+        pairs with a visited tile, key_tiles: those that the outer loop walks; only flash1 asks for
+        either. visited_keys: those of visited key tiles. None: all of them.
         """
         if first_visits is None:
             first_visits = 0
             if schedule is not None:
                 first_visits = -(-shape.q_len // schedule.block_m) * schedule.splits
+        if key_tiles is None:
+            key_tiles = -(-shape.kv_len // schedule.block_n) if schedule is not None else 0
         numbers = (
             *self._numbers(schedule),
             schedule.splits if schedule else 1,
@@ -234,6 +238,7 @@ class Budget:
             visible_pairs,
             min(first_visits, visited_tiles),
             shape.kv_len if visited_keys is None else visited_keys,
+            key_tiles,
         )
         values = self._launch(*numbers)
         return Figures(**dict(zip(LAUNCH_FORMULAS, map(int, values), strict=True)))
@@ -380,4 +385,5 @@ _LAUNCH = (
     VISIBLE_PAIRS,
     FIRST_VISITS,
     VISITED_KEYS,
+    WALKED_KEY_TILES,
 )

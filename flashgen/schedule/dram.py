@@ -1,8 +1,9 @@
 """Device-memory traffic: the floor, and what L2 does not hold until it is used again.
 
 The floor is what no kernel can avoid: every input read and every output written once; of keys and
-values those in tiles that some query sees a key of. Tile traffic above it is served by L2 as long as what concurrent programs use again stays there. The constants
-and forms below were found with Nsight Compute on an H200 (`flashgen bench --suite counters`).
+values those in tiles that some query sees a key of. Tile traffic above it is served by L2 as long
+as what concurrent programs use again stays there. The constants and forms below were found with
+Nsight Compute on an H200 (`flashgen bench --suite counters`).
 
 L2 holds less than its size: `SHARE_HELD` of it, and where it has two halves, lines that SMs of both
 only read lie in both of them.
@@ -169,13 +170,12 @@ def _flash1(
     """The state of rows, read and written by each visit but the first and the last; and q."""
     held = held_bytes(problem.target)
     heads, splits = shape.batch * shape.q_heads, schedule.splits
-    steps = math.ceil(seen.keys / schedule.block_n)
     if not (heads and seen.tiles):
         return DramTraffic(figures.dram_bytes, 0, held, 0, 0)
     q_row = problem.elem_bytes * problem.head_dim_qk
     q_tile = schedule.block_m * q_row
     state_tile = schedule.block_m * (4 * problem.head_dim_v + STATE_BYTES_PER_ROW)
-    tiles_at_hand = seen.tiles / steps * resident_programs(problem, schedule, shape)
+    tiles_at_hand = seen.tiles / seen.key_tiles * resident_programs(problem, schedule, shape)
     working_set = tiles_at_hand * (state_tile + copies(problem.target) * q_tile / splits)
     missed = missed_share(working_set, held)
     q_again = max(0.0, heads * (seen.tiles * q_tile / splits - shape.q_len * q_row))

@@ -115,6 +115,7 @@ def estimate(problem: Problem, schedule: Schedule, shape: Shape) -> OrderEstimat
         visible_pairs=visible_pairs(problem.spec, shape),
         first_visits=seen.first_visits,
         visited_keys=seen.keys,
+        key_tiles=seen.key_tiles,
     )
     predicted = predict(problem, schedule, shape)
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)

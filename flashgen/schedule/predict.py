@@ -158,6 +158,7 @@ def predict(
         visible_pairs=visible_pairs(problem.spec, shape, inputs),
         first_visits=seen.first_visits,
         visited_keys=seen.keys,
+        key_tiles=seen.key_tiles,
     )
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)
     heads = shape.batch * shape.q_heads

@@ -9,9 +9,12 @@ import torch
 from asked import MINUS_INF, attend, randn
 from property.drawn import Drawn, kernel_of, verdict
 from property.masks import MASKS, SCORES
+from triton.runtime.interpreter import InterpreterBuilder
 
+from flashgen import reference
+from flashgen.passes.count import visits
 from flashgen.schedule.model import Schedule
-from flashgen.spec.model import AttentionSpec
+from flashgen.spec.model import AttentionSpec, Shape
 
 SPLITS = (1, 2, 3, None)
 SIZES = (1, 2, 1, 49, 70)  # batch, heads, lengths: 4 query tiles, 5 key tiles
@@ -176,3 +179,55 @@ def test_orders_agree() -> None:
         found.append(attend(spec, q, k, v, tile=None))
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+KEYS_OF_A_TILE = 16
+
+
+@pytest.mark.parametrize("splits", (1, 3))
+@pytest.mark.parametrize(
+    ("mask", "tiles"),
+    [
+        (["causal", {"window": {"left": 9}}], 2),
+        ([{"expr": "k < 5 or k > q - 9"}, "causal"], 1 + 1),
+        ([{"expr": "k // 32 == q // 32"}], 2),
+        ([{"expr": "k < 40"}], 3),
+        ([{"expr": "k >= 200"}], 4),
+        ([{"expr": "k > q"}], 1),
+        (["causal"], 16),
+        ([], 16),
+    ],
+    ids=str,
+)
+def test_key_tiles_that_nothing_sees_are_not_loaded(
+    mask: Any, tiles: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two queries at the end of 250 keys: the interpreter's loads are those of the model."""
+    spec = AttentionSpec(head_dim=16, dtype="fp16", mask=mask, loop_order="flash1")
+    shape = Shape(1, 1, 1, 2, 250)
+    q, k, v = (torch.randn(1, 1, length, 16).half() for length in (2, 250, 250))
+    loaded: set[int] = set()
+    plain = InterpreterBuilder.create_masked_load
+
+    def watched(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+        rows = (ptrs.data[mask.data.astype(bool)].astype("int64") - k.data_ptr()) // (16 * 2)
+        loaded.update(int(row) for row in rows if 0 <= row < 250)
+        return plain(self, ptrs, mask, *others)
+
+    schedule = Schedule(
+        loop_order="flash1",
+        block_m=16,
+        block_n=KEYS_OF_A_TILE,
+        num_warps=4,
+        num_stages=1,
+        num_kv_splits=splits,
+    )
+    kernel = kernel_of(spec, schedule)
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watched)
+    out, _ = kernel(q, k, v)
+    seen = visits(spec, shape, 16, KEYS_OF_A_TILE, num_kv_splits=splits)
+    assert (len(loaded), len({row // KEYS_OF_A_TILE for row in loaded})) == (seen.keys, tiles)
+    assert seen.key_tiles == tiles
+    torch.testing.assert_close(
+        out.double(), reference.attention(spec, q, k, v)[0].double(), atol=2e-3, rtol=0
+    )

@@ -35,6 +35,7 @@ def traffic(
         visible_pairs=1,
         first_visits=found.first_visits,
         visited_keys=found.keys,
+        key_tiles=found.key_tiles,
     )
     return dram_bytes_model(problem, schedule, shape, figures, found)
 

@@ -53,6 +53,7 @@ def as_built(schedule: Schedule, shape: Shape, **fields: Any) -> tuple[Figures, 
         visible_pairs=1,
         first_visits=found.first_visits,
         visited_keys=found.keys,
+        key_tiles=found.key_tiles,
     )
     return figures, found
 
@@ -170,7 +171,7 @@ def test_flash1_with_split_keys() -> None:
     n, d, splits = 1024, 64, 4
     schedule = flash1(64, 64, num_kv_splits=splits)
     found, visited = as_built(schedule, one_head(n), head_dim=d, dtype="bf16")
-    assert visited == Visits(tiles=16 * 16, first_visits=16 * splits, keys=n)
+    assert visited == Visits(tiles=16 * 16, first_visits=16 * splits, keys=n, key_tiles=16)
     state = 4 * n * d + 8 * n
     walked = state * (n // 64 - splits) + state * (n // 64)  # read and written
     operands = 2 * n * d * (2 + n // 64)
@@ -185,18 +186,27 @@ def test_splits_that_visit_nothing_say_so() -> None:
     mask: list[Any] = ["causal", {"window": {"left": 63}}]
     schedule = flash1(64, 64, num_kv_splits=4)
     found, visited = as_built(schedule, one_head(1024), head_dim=64, dtype="bf16", mask=mask)
-    assert visited == Visits(tiles=16 + 15, first_visits=16 + 15, keys=1024)
+    assert visited == Visits(tiles=16 + 15, first_visits=16 + 15, keys=1024, key_tiles=16)
     empty = 4 * 16 - visited.first_visits
     rows = 64 * 8 * empty + 64 * (4 * 64 + 8) * visited.tiles  # written by the splits
     read = 64 * (8 * 4 * 16 + 4 * 64 * visited.first_visits)  # by the merge
     assert found.state_bytes == rows + read
 
 
+def test_key_tiles_that_nothing_sees_are_not_walked() -> None:
+    """One query with a window of 64 of 65,536 keys: one key tile of K and V, not 1024."""
+    mask: list[Any] = ["causal", {"window": {"left": 63}}]
+    shape = Shape(batch=1, q_heads=1, kv_heads=1, q_len=1, kv_len=65_536)
+    found, visited = as_built(flash1(16, 64), shape, head_dim=64, dtype="bf16", mask=mask)
+    assert visited == Visits(tiles=1, first_visits=1, keys=64, key_tiles=1)
+    assert found.tile_traffic_bytes == 2 * 2 * 64 * 64 + 16 * (2 * 2 * 64 + 4)  # k, v; q, out, lse
+
+
 def test_a_window_visits_few_splits() -> None:
     """Causal, window of 64: a query tile sees two key tiles, which two of 4 splits have."""
     spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal", {"window": {"left": 63}}])
     found = visits(spec, one_head(1024), 64, 64, num_kv_splits=4)
-    assert found == Visits(tiles=16 + 15, first_visits=16 + 15, keys=1024)
+    assert found == Visits(tiles=16 + 15, first_visits=16 + 15, keys=1024, key_tiles=16)
     assert visits(spec, one_head(1024), 64, 64).first_visits == 16
 
 
@@ -206,7 +216,7 @@ def test_splits_share_the_key_tiles_of_a_triangle_evenly(num_kv_splits: int) -> 
     spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     found = visits(spec, one_head(1024), 64, 64, num_kv_splits=num_kv_splits)
     seen = [tile + 1 for tile in range(16)]
-    assert found == Visits(sum(seen), sum(min(tiles, num_kv_splits) for tiles in seen), 1024)
+    assert found == Visits(sum(seen), sum(min(tiles, num_kv_splits) for tiles in seen), 1024, 16)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,6 @@ def attention_fwd_flash1(
     hk = h // GQA_GROUP
 
     num_m_tiles = tl.cdiv(q_len, BLOCK_M)
-    num_n_tiles = tl.cdiv(kv_len, BLOCK_N)
-    num_steps = num_n_tiles
     rows = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
     dims_qk = tl.arange(0, HEAD_DIM_QK_PADDED)
@@ -86,7 +84,8 @@ def attention_fwd_flash1(
     state_dims = dims_v // 4 % 2 * (STATE_WIDTH // 2) + dims_v // 8 * 4 + dims_v % 4
     acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
 
-    # Query tiles that see no key.
+    # Query tiles that see no key, and key tiles that the others see.
+    stop_tile = 0
     for m_tile in tl.range(0, num_m_tiles):
         row_first = m_tile * BLOCK_M
         row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
@@ -113,11 +112,11 @@ def attention_fwd_flash1(
             lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
             lse = m_i + tl.log2(l_i) * LN_2
             tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
+        stop_tile = tl.where(lo < hi, tl.maximum(stop_tile, hi), stop_tile).to(tl.int32)
 
-    for step in tl.range(0, num_steps):
+    for j in tl.range(0, stop_tile):
         # A query tile's state was stored by other threads of this program than those that load it now.
         tl.debug_barrier()
-        j = step
         n_start = j * BLOCK_N
         kv_idx = n_start + cols[None, :]
         kv_exists = kv_idx < kv_len
@@ -226,8 +225,6 @@ def attention_fwd_flash1_split(
     hk = h // GQA_GROUP
 
     num_m_tiles = tl.cdiv(q_len, BLOCK_M)
-    num_n_tiles = tl.cdiv(kv_len, BLOCK_N)
-    num_steps = tl.cdiv(num_n_tiles - split, num_kv_splits)
     rows = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
     dims_qk = tl.arange(0, HEAD_DIM_QK_PADDED)
@@ -256,7 +253,8 @@ def attention_fwd_flash1_split(
     state_dims = dims_v // 4 % 2 * (STATE_WIDTH // 2) + dims_v // 8 * 4 + dims_v % 4
     acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
 
-    # Query tiles that see no key of this program.
+    # Query tiles that see no key of this program, and key tiles that the others see.
+    stop_tile = 0
     for m_tile in tl.range(0, num_m_tiles):
         row_first = m_tile * BLOCK_M
         row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
@@ -278,11 +276,13 @@ def attention_fwd_flash1_split(
                 tl.full([BLOCK_M], -1.0, tl.float32),
                 mask=row_first + rows < q_len,
             )
+        stop_tile = tl.where(lo < hi, tl.maximum(stop_tile, hi), stop_tile).to(tl.int32)
 
-    for step in tl.range(0, num_steps):
+    start_tile = split
+    for step in tl.range(0, tl.cdiv(stop_tile - start_tile, num_kv_splits)):
+        j = start_tile + step * num_kv_splits
         # A query tile's state was stored by other threads of this program than those that load it now.
         tl.debug_barrier()
-        j = split + step * num_kv_splits
         n_start = j * BLOCK_N
         kv_idx = n_start + cols[None, :]
         kv_exists = kv_idx < kv_len

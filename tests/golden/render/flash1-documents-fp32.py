@@ -72,7 +72,6 @@ def attention_fwd_flash1_split(
 
     num_m_tiles = tl.cdiv(q_len, BLOCK_M)
     num_n_tiles = tl.cdiv(kv_len, BLOCK_N)
-    num_steps = tl.cdiv(num_n_tiles - split, num_kv_splits)
     rows = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
     dims_qk = tl.arange(0, QK_PART)
@@ -102,7 +101,9 @@ def attention_fwd_flash1_split(
     acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
     bounds_base = bounds_workspace + ((b * num_q_heads + h) * num_kv_splits + split) * num_m_tiles * 4
 
-    # Query tiles that see no key of this program.
+    # Query tiles that see no key of this program, and key tiles that the others see.
+    first_tile = num_n_tiles
+    stop_tile = 0
     for m_tile in tl.range(0, num_m_tiles):
         row_first = m_tile * BLOCK_M
         row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
@@ -168,11 +169,14 @@ def attention_fwd_flash1_split(
                 tl.full([BLOCK_M], -1.0, tl.float32),
                 mask=row_first + rows < q_len,
             )
+        first_tile = tl.where(lo < hi, tl.minimum(first_tile, lo), first_tile).to(tl.int32)
+        stop_tile = tl.where(lo < hi, tl.maximum(stop_tile, hi), stop_tile).to(tl.int32)
 
-    for step in tl.range(0, num_steps):
+    start_tile = first_tile + (split - first_tile % num_kv_splits + num_kv_splits) % num_kv_splits
+    for step in tl.range(0, tl.cdiv(stop_tile - start_tile, num_kv_splits)):
+        j = start_tile + step * num_kv_splits
         # A query tile's state was stored by other threads of this program than those that load it now.
         tl.debug_barrier()
-        j = split + step * num_kv_splits
         n_start = j * BLOCK_N
         kv_idx = n_start + cols[None, :]
         kv_exists = kv_idx < kv_len

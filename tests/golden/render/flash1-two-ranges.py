@@ -55,7 +55,6 @@ def attention_fwd_flash1(
 
     num_m_tiles = tl.cdiv(q_len, BLOCK_M)
     num_n_tiles = tl.cdiv(kv_len, BLOCK_N)
-    num_steps = num_n_tiles
     rows = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
     dims_qk = tl.arange(0, HEAD_DIM_QK_PADDED)
@@ -84,7 +83,11 @@ def attention_fwd_flash1(
     state_dims = dims_v // 4 % 2 * (STATE_WIDTH // 2) + dims_v // 8 * 4 + dims_v % 4
     acc_offsets = rows[:, None] * STATE_WIDTH + state_dims[None, :]
 
-    # Query tiles that see no key.
+    # Query tiles that see no key, and key tiles that the others see.
+    first_tile_0 = num_n_tiles
+    first_tile_1 = num_n_tiles
+    stop_tile_0 = 0
+    stop_tile_1 = 0
     for m_tile in tl.range(0, num_m_tiles):
         row_first = m_tile * BLOCK_M
         row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
@@ -120,117 +123,127 @@ def attention_fwd_flash1(
             lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
             lse = m_i + tl.log2(l_i) * LN_2
             tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
+        first_tile_0 = tl.where(lo_0 < hi_0, tl.minimum(first_tile_0, lo_0), first_tile_0).to(tl.int32)
+        first_tile_1 = tl.where(lo_1 < hi_1, tl.minimum(first_tile_1, lo_1), first_tile_1).to(tl.int32)
+        stop_tile_0 = tl.where(lo_0 < hi_0, tl.maximum(stop_tile_0, hi_0), stop_tile_0).to(tl.int32)
+        stop_tile_1 = tl.where(lo_1 < hi_1, tl.maximum(stop_tile_1, hi_1), stop_tile_1).to(tl.int32)
+    first_tile = tl.minimum(first_tile_0, first_tile_1)
+    stop_tile = tl.maximum(stop_tile_0, stop_tile_1)
 
-    for step in tl.range(0, num_steps):
-        # A query tile's state was stored by other threads of this program than those that load it now.
-        tl.debug_barrier()
-        j = step
-        n_start = j * BLOCK_N
-        kv_idx = n_start + cols[None, :]
-        kv_exists = kv_idx < kv_len
-        k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 2)
-        k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
-        v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
-        v_tile = tl.load(v_first + v_offsets, mask=(n_start + cols[:, None] < kv_len), other=0.0)
-
-        # A masked key has probability 0, but 0 * NaN is NaN: V that is not finite stays out of the matmul, and
-        # reaches the rows that see it by itself.
-        v_is_finite = tl.abs(v_tile.to(tl.float32)) < float("inf")
-        odd_keys = tl.min(v_is_finite.to(tl.int32), axis=1) == 0
-        any_odd = tl.max(odd_keys.to(tl.int32)) > 0
-        odd_values = tl.sum(tl.where(v_is_finite, 0.0, v_tile.to(tl.float32)), axis=0)
-        v_tile = tl.where(v_is_finite, v_tile, 0.0).to(v_tile.dtype)
-
-        for m_tile in tl.range(0, num_m_tiles, num_stages=1):
-            row_first = m_tile * BLOCK_M
-            row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
-            q_first = row_first + kv_len - q_len
-            q_last = row_last + kv_len - q_len
-            stop_key_0 = tl.maximum(tl.minimum(4, kv_len), 0)
-            full_first_0 = 0
-            full_stop_0 = tl.maximum(tl.minimum(4, kv_len), 0)
-            lo_0 = 0
-            hi_0 = tl.cdiv(stop_key_0, BLOCK_N)
-            full_lo_0 = tl.cdiv(full_first_0, BLOCK_N)
-            full_hi_0 = full_stop_0 // BLOCK_N
-            first_key_1 = tl.maximum(q_first - 127, 0)
-            stop_key_1 = tl.maximum(tl.minimum(q_last + 128, kv_len), 0)
-            full_first_1 = tl.maximum(q_last - 127, 0)
-            full_stop_1 = tl.maximum(tl.minimum(q_first + 128, kv_len), 0)
-            lo_1 = first_key_1 // BLOCK_N
-            hi_1 = tl.cdiv(stop_key_1, BLOCK_N)
-            full_lo_1 = tl.cdiv(full_first_1, BLOCK_N)
-            full_hi_1 = full_stop_1 // BLOCK_N
-            in_order = lo_0 <= lo_1
-            lo_left = tl.where(in_order, lo_0, lo_1)
-            hi_left = tl.where(in_order, hi_0, hi_1)
-            lo_right = tl.maximum(tl.where(in_order, lo_1, lo_0), hi_left)
-            hi_right = tl.where(in_order, hi_1, hi_0)
-            visited = ((j >= lo_left) & (j < hi_left)) | ((j >= lo_right) & (j < hi_right))
-            first = tl.where(j < hi_left, j == lo_left, (j == lo_right) & (lo_left >= hi_left))
-            last = tl.where(
-                j < hi_left,
-                (j == hi_left - 1) & (lo_right >= hi_right),
-                j == hi_right - 1,
+    for j in tl.range(first_tile, stop_tile):
+        if ((j >= first_tile_0) & (j < stop_tile_0)) | ((j >= first_tile_1) & (j < stop_tile_1)):
+            # A query tile's state was stored by other threads of this program than those that load it now.
+            tl.debug_barrier()
+            n_start = j * BLOCK_N
+            kv_idx = n_start + cols[None, :]
+            kv_exists = kv_idx < kv_len
+            k_first = tl.multiple_of(k_base + n_start * (stride_kn * ALIGN), ALIGN * 2)
+            k_tile = tl.load(k_first + k_offsets, mask=kv_exists, other=0.0)
+            v_first = tl.multiple_of(v_base + n_start * (stride_vn * ALIGN), ALIGN * 2)
+            v_tile = tl.load(
+                v_first + v_offsets,
+                mask=(n_start + cols[:, None] < kv_len),
+                other=0.0,
             )
-            partial_0 = (j < full_lo_0) | (j >= full_hi_0)
-            partial_1 = (j < full_lo_1) | (j >= full_hi_1)
-            partial = partial_0 & partial_1
-            if visited:
-                row_idx = row_first + rows[:, None]
-                row_exists = row_idx < q_len
-                q_idx = row_idx + kv_len - q_len
-                q_base = tl.multiple_of(
-                    q_ptr + (b * stride_qb + h * stride_qh + row_first * stride_qm) * ALIGN, ALIGN * 2
+
+            # A masked key has probability 0, but 0 * NaN is NaN: V that is not finite stays out of the matmul, and
+            # reaches the rows that see it by itself.
+            v_is_finite = tl.abs(v_tile.to(tl.float32)) < float("inf")
+            odd_keys = tl.min(v_is_finite.to(tl.int32), axis=1) == 0
+            any_odd = tl.max(odd_keys.to(tl.int32)) > 0
+            odd_values = tl.sum(tl.where(v_is_finite, 0.0, v_tile.to(tl.float32)), axis=0)
+            v_tile = tl.where(v_is_finite, v_tile, 0.0).to(v_tile.dtype)
+
+            for m_tile in tl.range(0, num_m_tiles, num_stages=1):
+                row_first = m_tile * BLOCK_M
+                row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
+                q_first = row_first + kv_len - q_len
+                q_last = row_last + kv_len - q_len
+                stop_key_0 = tl.maximum(tl.minimum(4, kv_len), 0)
+                full_first_0 = 0
+                full_stop_0 = tl.maximum(tl.minimum(4, kv_len), 0)
+                lo_0 = 0
+                hi_0 = tl.cdiv(stop_key_0, BLOCK_N)
+                full_lo_0 = tl.cdiv(full_first_0, BLOCK_N)
+                full_hi_0 = full_stop_0 // BLOCK_N
+                first_key_1 = tl.maximum(q_first - 127, 0)
+                stop_key_1 = tl.maximum(tl.minimum(q_last + 128, kv_len), 0)
+                full_first_1 = tl.maximum(q_last - 127, 0)
+                full_stop_1 = tl.maximum(tl.minimum(q_first + 128, kv_len), 0)
+                lo_1 = first_key_1 // BLOCK_N
+                hi_1 = tl.cdiv(stop_key_1, BLOCK_N)
+                full_lo_1 = tl.cdiv(full_first_1, BLOCK_N)
+                full_hi_1 = full_stop_1 // BLOCK_N
+                in_order = lo_0 <= lo_1
+                lo_left = tl.where(in_order, lo_0, lo_1)
+                hi_left = tl.where(in_order, hi_0, hi_1)
+                lo_right = tl.maximum(tl.where(in_order, lo_1, lo_0), hi_left)
+                hi_right = tl.where(in_order, hi_1, hi_0)
+                visited = ((j >= lo_left) & (j < hi_left)) | ((j >= lo_right) & (j < hi_right))
+                first = tl.where(j < hi_left, j == lo_left, (j == lo_right) & (lo_left >= hi_left))
+                last = tl.where(
+                    j < hi_left,
+                    (j == hi_left - 1) & (lo_right >= hi_right),
+                    j == hi_right - 1,
                 )
-                q_tile = tl.load(q_base + q_offsets, mask=row_exists, other=0.0)
-                row_there = row_first + rows < q_len
-                found = row_there & ~first
-                m_i = tl.load(m_base + row_first + rows, mask=found, other=float("-inf"))
-                l_i = tl.load(l_base + row_first + rows, mask=found, other=0.0)
-                acc_tile = tl.multiple_of(acc_base + row_first.to(tl.int64) * STATE_WIDTH, 16)
-                acc = tl.load(acc_tile + acc_offsets, mask=found[:, None], other=0.0)
-                scores = tl.dot(q_tile, k_tile)
-                scores = scores * 0.125
-                if partial:
-                    visible = kv_exists & ((kv_idx < 4) | (tl.abs(kv_idx - q_idx) < 128))
-                    scores = tl.where(visible, scores, float("-inf"))
-                m_new = tl.maximum(m_i, tl.max(scores, 1))
-                m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
-                probs = tl.exp2((scores - m_safe[:, None]) * LOG2_E)
-                alpha = tl.exp2((m_i - m_safe) * LOG2_E)
-                l_i = l_i * alpha + tl.sum(probs, 1)
-                acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None])
-                m_i = m_new
-                if any_odd:
-                    seen = kv_exists & ((kv_idx < 4) | (tl.abs(kv_idx - q_idx) < 128))
-                    odd_seen = tl.max((seen & odd_keys[None, :]).to(tl.int32), 1) > 0
-                    odd_hidden = tl.max((~seen & odd_keys[None, :]).to(tl.int32), 1) > 0
-                    odd = tl.where(odd_hidden[:, None], float("nan"), odd_values[None, :])
-                    acc = tl.where(odd_seen[:, None], acc + odd, acc)
-
-                # Where threads share a row they all must have loaded its state before one of them replaces it.
-                tl.debug_barrier()
-                tl.store(m_base + row_first + rows, m_i, mask=row_there & ~last)
-                tl.store(l_base + row_first + rows, l_i, mask=row_there & ~last)
-                tl.store(acc_tile + acc_offsets, acc, mask=row_exists & ~last)
-                # Masks above, not an else here: triton 3.6 fails where only branches use the result of tl.dot.
-                if last:
-
-                    # A row that saw no key has l_i = 0: output 0, lse = -inf.
-                    out_tile = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
-                    out_base = tl.multiple_of(
-                        out_ptr + (b * stride_ob + h * stride_oh + row_first * stride_om) * ALIGN, ALIGN * 2
+                partial_0 = (j < full_lo_0) | (j >= full_hi_0)
+                partial_1 = (j < full_lo_1) | (j >= full_hi_1)
+                partial = partial_0 & partial_1
+                if visited:
+                    row_idx = row_first + rows[:, None]
+                    row_exists = row_idx < q_len
+                    q_idx = row_idx + kv_len - q_len
+                    q_base = tl.multiple_of(
+                        q_ptr + (b * stride_qb + h * stride_qh + row_first * stride_qm) * ALIGN, ALIGN * 2
                     )
-                    out_offsets = rows[:, None] * (stride_om * ALIGN).to(offset_t) + dims_v[None, :]
-                    tl.store(
-                        out_base + out_offsets,
-                        out_tile.to(out_ptr.dtype.element_ty),
-                        mask=row_exists,
-                    )
-                    lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
-                    lse = m_i + tl.log2(l_i) * LN_2
-                    tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
+                    q_tile = tl.load(q_base + q_offsets, mask=row_exists, other=0.0)
+                    row_there = row_first + rows < q_len
+                    found = row_there & ~first
+                    m_i = tl.load(m_base + row_first + rows, mask=found, other=float("-inf"))
+                    l_i = tl.load(l_base + row_first + rows, mask=found, other=0.0)
+                    acc_tile = tl.multiple_of(acc_base + row_first.to(tl.int64) * STATE_WIDTH, 16)
+                    acc = tl.load(acc_tile + acc_offsets, mask=found[:, None], other=0.0)
+                    scores = tl.dot(q_tile, k_tile)
+                    scores = scores * 0.125
+                    if partial:
+                        visible = kv_exists & ((kv_idx < 4) | (tl.abs(kv_idx - q_idx) < 128))
+                        scores = tl.where(visible, scores, float("-inf"))
+                    m_new = tl.maximum(m_i, tl.max(scores, 1))
+                    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+                    probs = tl.exp2((scores - m_safe[:, None]) * LOG2_E)
+                    alpha = tl.exp2((m_i - m_safe) * LOG2_E)
+                    l_i = l_i * alpha + tl.sum(probs, 1)
+                    acc = tl.dot(probs.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+                    m_i = m_new
+                    if any_odd:
+                        seen = kv_exists & ((kv_idx < 4) | (tl.abs(kv_idx - q_idx) < 128))
+                        odd_seen = tl.max((seen & odd_keys[None, :]).to(tl.int32), 1) > 0
+                        odd_hidden = tl.max((~seen & odd_keys[None, :]).to(tl.int32), 1) > 0
+                        odd = tl.where(odd_hidden[:, None], float("nan"), odd_values[None, :])
+                        acc = tl.where(odd_seen[:, None], acc + odd, acc)
+
+                    # Where threads share a row they all must have loaded its state before one of them replaces it.
+                    tl.debug_barrier()
+                    tl.store(m_base + row_first + rows, m_i, mask=row_there & ~last)
+                    tl.store(l_base + row_first + rows, l_i, mask=row_there & ~last)
+                    tl.store(acc_tile + acc_offsets, acc, mask=row_exists & ~last)
+                    # Masks above, not an else here: triton 3.6 fails where only branches use the result of tl.dot.
+                    if last:
+
+                        # A row that saw no key has l_i = 0: output 0, lse = -inf.
+                        out_tile = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+                        out_base = tl.multiple_of(
+                            out_ptr + (b * stride_ob + h * stride_oh + row_first * stride_om) * ALIGN, ALIGN * 2
+                        )
+                        out_offsets = rows[:, None] * (stride_om * ALIGN).to(offset_t) + dims_v[None, :]
+                        tl.store(
+                            out_base + out_offsets,
+                            out_tile.to(out_ptr.dtype.element_ty),
+                            mask=row_exists,
+                        )
+                        lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
+                        lse = m_i + tl.log2(l_i) * LN_2
+                        tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
 @triton.jit(do_not_specialize=range(24))
