@@ -113,10 +113,12 @@ def grid_programs(schedule: Schedule, shape: Shape) -> int:
 
 
 def for_shape(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
-    """`schedule` as a call of this shape runs it: with a number of splits."""
-    if schedule.num_kv_splits is not None:
-        return schedule
-    return replace(schedule, num_kv_splits=splits_that_fill(problem, schedule, shape))
+    """`schedule` as a call of this shape runs it: with a number of splits, at most one a key tile."""
+    splits = schedule.num_kv_splits
+    if splits is None:
+        splits = splits_that_fill(problem, schedule, shape)
+    key_tiles = max(1, math.ceil(shape.kv_len / schedule.block_n))
+    return replace(schedule, num_kv_splits=min(splits, key_tiles))
 
 
 def splits_that_fill(problem: Problem, schedule: Schedule, shape: Shape) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flashgen.passes.count import visible_pairs, visits
 from flashgen.problem import Problem
 from flashgen.schedule.budget import budget_for
-from flashgen.schedule.dram import splits_that_fill
+from flashgen.schedule.dram import for_shape
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.predict import predicted_time_us
 from flashgen.schedule.roofline import roofline
@@ -57,8 +57,5 @@ def predictions(
 
 
 def with_splits(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
-    """`schedule` as a call of `shape` runs it, where it leaves the number of splits to the call."""
-    if schedule.num_kv_splits is not None:
-        return schedule
-    one = replace(schedule, num_kv_splits=1)
-    return replace(schedule, num_kv_splits=splits_that_fill(problem, one, shape))
+    """`schedule` as a call of `shape` runs it, which decides about the number of splits."""
+    return for_shape(problem, schedule, shape)

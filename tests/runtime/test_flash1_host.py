@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from flashgen.problem import Problem
 from flashgen.runtime.interpret import interpreting
 from flashgen.runtime.load import load_module
 from flashgen.runtime.merge import merge
-from flashgen.schedule.dram import splits_that_fill
+from flashgen.schedule.dram import for_shape, splits_that_fill
 from flashgen.schedule.model import Schedule
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
@@ -55,7 +56,9 @@ class Recorder:
 KERNELS = ("attention_fwd_flash1", "attention_fwd_flash1_split", "attention_merge")
 
 
-def launches(module: ModuleType, patch: pytest.MonkeyPatch, *sizes: int) -> dict[str, Recorder]:
+def launches(
+    module: ModuleType, patch: pytest.MonkeyPatch, *sizes: int, schedule: Schedule = SCHEDULE
+) -> dict[str, Recorder]:
     """What `run` launches for (batch, heads, q_len, kv_len)."""
     batch, heads, q_len, kv_len = sizes
     recorders = {name: Recorder() for name in KERNELS}
@@ -65,7 +68,7 @@ def launches(module: ModuleType, patch: pytest.MonkeyPatch, *sizes: int) -> dict
     k = torch.empty(batch, heads, kv_len, 16, dtype=torch.float16)
     lse = torch.empty(batch, heads, q_len)
     sink = torch.zeros(heads)
-    module.run(recorders[KERNELS[0]], options(SCHEDULE), q, k, k, sink, torch.empty_like(q), lse)
+    module.run(recorders[KERNELS[0]], options(schedule), q, k, k, sink, torch.empty_like(q), lse)
     return recorders
 
 
@@ -95,6 +98,26 @@ def test_few_heads_split_their_keys_and_many_do_not(
     state = {tuple(a.shape) for a in split.calls[0][1] if torch.is_tensor(a) and a.dim() < 4}
     assert state == {(32, 40, 16), (32, 40)}
     assert merged.calls[0][2] == {"BLOCK_M": 16, "num_warps": 4, "ALIGN": 8}
+
+
+@pytest.mark.parametrize(("kv_len", "splits"), [(0, 1), (32, 1), (33, 2), (70, 3), (32_000, 1000)])
+def test_there_are_no_more_splits_than_key_tiles(
+    kv_len: int, splits: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1000 splits are asked for; the workspace has a part for each that is launched."""
+    module = load_module(path, interpreted=False)
+    asked = replace(SCHEDULE, num_kv_splits=1000)
+    shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=40, kv_len=kv_len)
+    assert for_shape(Problem(SPEC, H200), asked, shape).num_kv_splits == splits
+    whole, split, merged = launches(module, monkeypatch, 1, 2, 40, kv_len, schedule=asked).values()
+    assert len(whole.calls) == (splits == 1)
+    found = [(call[0], call[1][-1]) for call in (*split.calls, *merged.calls)]
+    assert found == ([] if splits == 1 else [((2 * splits,), splits), ((3 * 2,), splits)])
+    args = (whole if splits == 1 else split).calls[0][1]
+    state = {
+        tuple(a.shape) for a in args if torch.is_tensor(a) and a.dim() < 4 and a.shape[-1] == 16
+    }
+    assert state == {(2 * splits, 40, 16)}
 
 
 def test_one_variant_of_each_kernel_serves_every_shape(

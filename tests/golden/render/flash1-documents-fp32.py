@@ -502,6 +502,8 @@ def run(kernel, options, q, k, v, doc, sink, out, lse):
         return
     launch = dict(options)
     num_kv_splits = launch.pop("num_kv_splits")
+    # A split without a key tile would have nothing to do.
+    num_kv_splits = max(1, min(num_kv_splits, triton.cdiv(kv_len, options["BLOCK_N"])))
 
     # What rows carry from one key tile to the next: never read before it is written.
     heads = batch * num_q_heads * num_kv_splits
