@@ -8,16 +8,19 @@ as all visible where they are not.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import sympy as sp
 from numpy.typing import NDArray
 
 from flashgen.passes.inputs import NUM_BATCH, NUM_KV_HEADS, NUM_Q_HEADS
+from flashgen.passes.key_tiles import ChunkTiles, SpanKeys, Walk, key_tile_ranges
+from flashgen.passes.lines import Lines, NotLinearError, over
 from flashgen.passes.visibility import (
     Q_FIRST,
     Q_LAST,
@@ -32,10 +35,13 @@ from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 
+T = TypeVar("T")
 Array = NDArray[np.int64]
 Inputs = Mapping[str, Any]  # numbers for scalars, what numpy.asarray takes for tensors; kv_lens too
 BLOCK_PAIRS = 2**22  # pairs evaluated at a time where data decides about each
 BLOCK_ROWS = 2**20  # rows whose bounds are evaluated at a time
+MOST_PAIRS = 2**30  # that are looked at one by one: for some ten seconds
+MANY = 2**12  # tiles, or rows, whose bounds are evaluated as lines
 
 EMPTY, PARTIAL, FULL = 0, 1, 2  # what a kernel does with a tile: skip, mask, compute plainly
 
@@ -52,7 +58,8 @@ def visible_pairs(
 
     Exact for conjunctions and disjunctions (of two ranges) of affine terms. Terms that depend on an
     input not given count as visible, as do terms that a kernel decides element by element, unless
-    `inputs` has all that the mask reads: then each pair is looked at, some millions at a time.
+    `inputs` has all that the mask reads: then each pair is looked at, some millions at a time, of
+    up to MOST_PAIRS.
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visible_pairs(spec, Shape(1, 1, 1, 4, 6))
@@ -67,18 +74,31 @@ def visible_pairs(
     16
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
-    starts = range(0, shape.q_len, BLOCK_ROWS)
-    return sum(
-        _pairs_of(place, np.arange(start, min(start + BLOCK_ROWS, shape.q_len), dtype=np.int64))
-        for start in starts
-    )
+    return sum(_of_tiles(place, 1, lambda rows: _pairs_of(place, rows)))
 
 
-def _pairs_of(place: _Place, rows: Array) -> int:
+def _of_tiles(place: _Place, block_m: int, part: Callable[[Any], T]) -> list[T]:
+    """`part` of the first rows of all tiles: of many at once, or of some as an array at a time."""
+    count = -(-place.q_len // block_m)
+    if count > MANY and not place.reads_rows:
+        with contextlib.suppress(NotLinearError):
+            return [over(count, lambda tile: part(tile * block_m))]
+    starts = range(0, place.q_len, BLOCK_ROWS * block_m)
+    stops = (min(start + BLOCK_ROWS * block_m, place.q_len) for start in starts)
+    return [
+        part(np.arange(start, stop, block_m, dtype=np.int64))
+        for start, stop in zip(starts, stops, strict=True)
+    ]
+
+
+def _pairs_of(place: _Place, rows: Any) -> int:
     """Visible pairs of these rows."""
     found = visibility(place.spec)
     spans = [place.evaluated(span, rows, rows) for span in found.spans]
-    if not all(span.exact for span in spans) and place.knows(found.predicate):
+    countable = place.knows(found.predicate) and place.q_len * place.kv_len <= MOST_PAIRS
+    if countable and not all(span.exact for span in spans):
+        if isinstance(rows, Lines):
+            raise NotLinearError
         return _pairs_one_by_one(place, rows)
     total = sum((span.num_keys() for span in spans), np.zeros_like(rows))
     if len(spans) == 2:
@@ -93,14 +113,16 @@ def all_visible_pairs(spec: AttentionSpec, shape: Shape, inputs: Inputs | None =
     >>> all_visible_pairs(spec, Shape(2, 8, 2, 100, 100))
     80800
     """
-    per_place = spec.kv_lens != "none" or visibility(spec).predicate.has(sym.B, sym.H, sym.HK)
-    if not per_place:
-        return shape.batch * shape.q_heads * visible_pairs(spec, shape, inputs)
-    return sum(
+    predicate = visibility(spec).predicate
+    by_batch = spec.kv_lens != "none" or predicate.has(sym.B)
+    batches = range(shape.batch if by_batch else 1)
+    heads = range(shape.q_heads if predicate.has(sym.H, sym.HK) else 1)
+    pairs = sum(
         visible_pairs(spec, shape, inputs, batch=batch, q_head=q_head)
-        for batch in range(shape.batch)
-        for q_head in range(shape.q_heads)
+        for batch in batches
+        for q_head in heads
     )
+    return pairs * shape.batch * shape.q_heads // max(1, len(batches) * len(heads))
 
 
 def visited_tiles(
@@ -165,25 +187,27 @@ def visits(
     Visits(tiles=1, first_visits=1, keys=64, key_tiles=1)
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
-    tiles = first_visits = 0
-    hulls: list[tuple[int, int]] = []  # key tiles
-    for start in range(0, shape.q_len, BLOCK_ROWS * block_m):
-        stop = min(start + BLOCK_ROWS * block_m, shape.q_len)
-        first = np.arange(start, stop, block_m, dtype=np.int64)
+
+    def part(first: Any) -> tuple[int, int, list[tuple[int, int]]]:
         spans = _spans_of_tiles(place, first, block_m)
-        hulls += (span.tile_hull(block_n) for span in spans)
-        ranges = list(_key_tile_ranges(spans, block_n))
-        tiles += sum(int(np.maximum(hi - lo, 0).sum()) for lo, hi in ranges)
-        for split in range(min(num_kv_splits, -(-shape.kv_len // block_n))):
-            seen = np.zeros(len(first), dtype=bool)
-            for lo, hi in ranges:
-                seen |= lo + (split - lo) % num_kv_splits < hi
-            first_visits += int(seen.sum())
+        walk = Walk.of(spans, block_n)
+        if walk is None:
+            return 0, 0, []
+        hulls = [span.tile_hull(block_n) for span in spans]
+        return walk.tiles().sum(), walk.splits(num_kv_splits).sum(), hulls
+
+    parts = _of_tiles(place, block_m, part)
+    hulls = [hull for _, _, found in parts for hull in found]
     walked = list(_disjoint(hulls))
-    keys = sum(min(hi * block_n, place.kv_len) - lo * block_n for lo, hi in walked)
+    tiles = int(sum(found for found, _, _ in parts))
     # Chunks of few queries leave gaps.
-    keys = min(keys, tiles * block_n)
-    return Visits(tiles, first_visits, keys, sum(hi - lo for lo, hi in walked))
+    keys = sum(min(hi * block_n, place.kv_len) - lo * block_n for lo, hi in walked)
+    return Visits(
+        tiles=tiles,
+        first_visits=int(sum(found for _, found, _ in parts)),
+        keys=min(keys, tiles * block_n),
+        key_tiles=sum(hi - lo for lo, hi in walked),
+    )
 
 
 def _disjoint(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -197,27 +221,24 @@ def _disjoint(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Walks:
-    """The walk of each query tile, per batch and query head: key tiles visited, and full ones."""
+    """The walks of the query tiles, per batch and query head, in key tiles.
 
-    tiles: Array
-    full: Array
+    total: visited by all query tiles; longest: by one; full: of the total, those without a mask.
+    """
 
-    @property
-    def total(self) -> int:
-        return int(self.tiles.sum())
+    query_tiles: int
+    total: int
+    longest: int
+    full: int
 
     @property
     def mean(self) -> float:
-        return float(self.tiles.mean()) if len(self.tiles) else 0.0
-
-    @property
-    def longest(self) -> int:
-        return int(self.tiles.max(initial=0))
+        return self.total / self.query_tiles if self.query_tiles else 0.0
 
     @property
     def partial_share(self) -> float:
         """Of the visited key tiles, those that need mask code: 0 to 1."""
-        return 1 - float(self.full.sum()) / self.total if self.total else 0.0
+        return 1 - self.full / self.total if self.total else 0.0
 
 
 def walks(
@@ -230,47 +251,37 @@ def walks(
     batch: int = 0,
     q_head: int = 0,
 ) -> Walks:
-    """How many key tiles each query tile visits in one batch and query head.
+    """How many key tiles the query tiles visit in one batch and query head.
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
-    >>> found = walks(spec, Shape(1, 1, 1, 256, 256), 64, 64)
-    >>> found.tiles.tolist(), found.full.tolist()
-    ([1, 2, 3, 4], [0, 1, 2, 3])
+    >>> walks(spec, Shape(1, 1, 1, 256, 256), 64, 64)
+    Walks(query_tiles=4, total=10, longest=4, full=6)
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
-    first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
-    tiles, full = np.zeros_like(first), np.zeros_like(first)
-    for lo, hi in _key_tile_ranges(_spans_of_tiles(place, first, block_m), block_n):
-        tiles += np.maximum(hi - lo, 0)
-    last = np.minimum(first + block_m, place.q_len) - 1
-    for span in visibility(spec).spans:
-        for begin, end in place.full_ranges(span, first, last):
-            full += np.maximum(end // block_n - -(-begin // block_n), 0)
-    return Walks(tiles, np.minimum(full, tiles))
+
+    def part(first: Any) -> tuple[int, int, int]:
+        walk = Walk.of(_spans_of_tiles(place, first, block_m), block_n)
+        if walk is None:
+            return 0, 0, 0
+        tiles, full = walk.tiles(), np.zeros_like(first)
+        last = np.minimum(first + block_m, place.q_len) - 1
+        for span in visibility(spec).spans:
+            full = full + place.full_tiles(span, first, last, block_n)
+        return int(tiles.sum()), int(tiles.max(initial=0)), int(np.minimum(full, tiles).sum())
+
+    parts = _of_tiles(place, block_m, part)
+    return Walks(
+        query_tiles=-(-shape.q_len // block_m),
+        total=sum(total for total, _, _ in parts),
+        longest=max((longest for _, longest, _ in parts), default=0),
+        full=sum(full for _, _, full in parts),
+    )
 
 
-def _spans_of_tiles(place: _Place, first: Array, block_m: int) -> list[_Keys]:
+def _spans_of_tiles(place: _Place, first: Array, block_m: int) -> list[SpanKeys]:
     """The spans of the query tiles at `first`."""
     last = np.minimum(first + block_m, place.q_len) - 1
     return [place.evaluated(span, first, last) for span in visibility(place.spec).spans]
-
-
-def _key_tile_ranges(spans: list[_Keys], block_n: int) -> Iterator[tuple[Array, Array]]:
-    """Key tiles [lo, hi) that query tiles with these spans visit, in disjoint ranges."""
-    if not spans or not len(spans[0].start):
-        return
-    if spans[0].period is not None:
-        yield from spans[0].chunk_tiles(block_n)
-        return
-    ranges = [(span.start // block_n, -(-span.stop // block_n)) for span in spans]
-    if len(ranges) == 1:
-        yield ranges[0]
-        return
-    (lo_0, hi_0), (lo_1, hi_1) = ranges
-    in_order = lo_0 <= lo_1
-    hi = np.where(in_order, hi_0, hi_1)
-    yield np.where(in_order, lo_0, lo_1), hi
-    yield np.maximum(np.where(in_order, lo_1, lo_0), hi), np.where(in_order, hi_1, hi_0)
 
 
 def visible_matrix(
@@ -307,7 +318,7 @@ def tile_classes(
     first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
     key_tile = np.arange(-(-shape.kv_len // block_n), dtype=np.int64)
     classes = np.full((len(first), len(key_tile)), EMPTY, dtype=np.int8)
-    for lo, hi in _key_tile_ranges(_spans_of_tiles(place, first, block_m), block_n):
+    for lo, hi in key_tile_ranges(_spans_of_tiles(place, first, block_m), block_n):
         classes[(key_tile >= lo[:, None]) & (key_tile < hi[:, None])] = PARTIAL
     last = np.minimum(first + block_m, shape.q_len) - 1
     for span in visibility(spec).spans:
@@ -319,59 +330,6 @@ def tile_classes(
 
 
 # ---- spans as numbers ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """A span for each row or query tile: keys [start, stop), cut to those that exist.
-
-    period: (start, width, period) of its chunks; exact: every key inside is visible to every row.
-    """
-
-    start: Array
-    stop: Array
-    period: tuple[Array, Array, int] | None
-    exact: bool
-
-    def num_keys(self) -> Array:
-        if self.period is None:
-            return np.maximum(self.stop - self.start, 0)
-        return np.where(self.stop > self.start, self._below(self.stop) - self._below(self.start), 0)
-
-    def _below(self, key: Array) -> Array:
-        """Keys in chunks below `key`, up to a constant."""
-        assert self.period is not None
-        start, width, period = self.period
-        return (key - start) // period * width + np.minimum((key - start) % period, width)
-
-    def tile_hull(self, block_n: int) -> tuple[int, int]:
-        """The first key tile that any of them meets, and the one after the last; (0, 0): none."""
-        lo, hi = self.start // block_n, -(-self.stop // block_n)
-        some = hi > lo  # as kernels ask: an empty range that begins inside a tile visits it
-        return (int(lo[some].min()), int(hi[some].max())) if some.any() else (0, 0)
-
-    def shared_keys(self, other: _Keys) -> Array:
-        lo, hi = np.maximum(self.start, other.start), np.minimum(self.stop, other.stop)
-        return np.maximum(hi - lo, 0)
-
-    def chunks(self) -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
-        """Keys [begin, end) of one chunk after another, and whether the walk gets that far."""
-        assert self.period is not None
-        start, width, period = self.period
-        first, stop = (self.start - start) // period, (self.stop - 1 - start) // period + 1
-        for step in range(int((stop - first).max(initial=0))):
-            chunk = first + step
-            begin = np.maximum(start + chunk * period, self.start)
-            yield begin, np.minimum(start + chunk * period + width, self.stop), chunk < stop
-
-    def chunk_tiles(self, block_n: int) -> Iterator[tuple[Array, Array]]:
-        """Tiles [lo, hi) that meet a chunk, each tile once, as the kernel walks them."""
-        next_tile = np.zeros_like(self.start)
-        for begin, end, walked in self.chunks():
-            lo = np.maximum(begin // block_n, next_tile)
-            hi = np.where(walked, -(-np.maximum(end, 0) // block_n), 0)
-            yield lo, hi
-            next_tile = np.maximum(next_tile, hi)
 
 
 @dataclass(frozen=True)
@@ -420,7 +378,7 @@ class _Place:
         scalars = {sym.scalar(i) for i in self.spec.inputs if not i.shape}
         return reads <= self.tensors.keys() and e.free_symbols & scalars <= self.symbols.keys()
 
-    def evaluated(self, span: Span, first: Array, last: Array) -> _Keys:
+    def evaluated(self, span: Span, first: Array, last: Array) -> SpanKeys:
         """The span's hull for tiles of rows `first` to `last`."""
         evaluate = self._evaluator(first, last)
 
@@ -430,11 +388,11 @@ class _Place:
         start, stop = bounds(span.hull)
         full_start, full_stop = bounds(span.full)
         exact = not span.never_full and self._same(start, stop, full_start, full_stop)
-        exact &= span.scan is None and span.possible == span.always
+        exact &= span.scan is None and self.knows(span.possible) and self.knows(span.always)
         if self.knows(span.possible):
-            stop = np.where(evaluate(span.possible), stop, 0)
-        else:
-            exact = False
+            possible = evaluate(span.possible)
+            stop = np.where(possible, stop, 0)
+            exact = exact and bool(np.equal(possible, evaluate(span.always)).all())
         period = None
         if span.period is not None and self.knows(span.period.start):
             period = (
@@ -444,7 +402,7 @@ class _Place:
             )
         if span.scan is not None and self.knows(span.scan.key_read):
             start, stop = self._scanned(span.scan, first, last, start, stop)
-        return _Keys(start, stop, period, exact)
+        return SpanKeys(start, stop, period, exact)
 
     def full_ranges(self, span: Span, first: Array, last: Array) -> Iterator[tuple[Array, Array]]:
         """Keys [begin, end) that all rows of a tile see, by the span's bounds, range by range."""
@@ -463,6 +421,27 @@ class _Place:
         uniform = evaluate(span.period.uniform)
         for begin, end, walked in self.evaluated(span, first, last).chunks():
             yield np.maximum(begin, start), np.where(uniform & walked, np.minimum(end, stop), 0)
+
+    def full_tiles(self, span: Span, first: Any, last: Any, block_n: int) -> Any:
+        """How many key tiles all rows of each query tile see, by the span's bounds."""
+        if span.period is None:
+            found = self.full_ranges(span, first, last)
+            counts = (np.maximum(end // block_n - -(-begin // block_n), 0) for begin, end in found)
+            return sum(counts, np.zeros_like(first))
+        if span.never_full:
+            return np.zeros_like(first)
+        evaluate = self._evaluator(first, last)
+        start, stop = self._bounds(evaluate, span.full, first)
+        sure = self.knows(span.always) and evaluate(span.always & span.period.uniform)
+        hull = self.evaluated(span, first, last)
+        begin, end = np.maximum(start, hull.start), np.minimum(stop, hull.stop)
+        return np.where(sure, ChunkTiles(hull, block_n).full(begin, end), 0)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether bounds follow an input that is given, row by row."""
+        spans = visibility(self.spec).spans
+        return any(span.scan is not None and self.knows(span.scan.key_read) for span in spans)
 
     def seen(self, rows: Array, keys: Array) -> NDArray[np.bool_]:
         """[rows, keys]: the predicate, pair by pair."""
@@ -516,13 +495,11 @@ class _Place:
 
     def _ids(self, scan: Scan) -> Array:
         keys = np.arange(self.kv_len, dtype=np.int64)
-        ids: Array = _Evaluator({**self.symbols, sym.K: keys}, self.tensors, self.spec)(
-            scan.key_read
-        )
-        return ids
+        ids = _Evaluator({**self.symbols, sym.K: keys}, self.tensors, self.spec)(scan.key_read)
+        return np.asarray(ids, dtype=np.int64)
 
     def _one_id(
-        self, scan: Scan, first: Array, last: Array, hull: _Keys
+        self, scan: Scan, first: Array, last: Array, hull: SpanKeys
     ) -> NDArray[np.bool_] | Literal[False]:
         """Whether all rows of a tile, and all keys between first and last hit, carry one id."""
         if not self.knows(scan.key_read):
