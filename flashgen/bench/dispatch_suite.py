@@ -20,7 +20,7 @@ from triton.compiler import CompiledKernel
 from flashgen import settings
 from flashgen.bench.record import CaseRecord, Result
 from flashgen.bench.run import Run
-from flashgen.codegen.options import kernel_kinds, options
+from flashgen.codegen.options import Option, kernel_kinds, options
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.compiler.choose import plan, target_of
 from flashgen.runtime.load import load_module
@@ -145,7 +145,7 @@ class Launch:
     def of(
         cls,
         run: Callable[..., object],
-        launch_options: Mapping[str, int | None],
+        launch_options: Mapping[str, Option],
         arguments: tuple[object, ...],
     ) -> Launch:
         """Call `run` with a kernel that only writes down how it is launched."""

@@ -9,6 +9,7 @@ import sympy as sp
 
 from flashgen.codegen.bounds import Bounds, Positions, bounds_text, positions, span_expressions
 from flashgen.codegen.expr import TritonPrinter, clear_denominators
+from flashgen.codegen.gluon import GluonText, gluon_text
 from flashgen.codegen.host import (
     Argument,
     Entry,
@@ -23,6 +24,7 @@ from flashgen.codegen.host import (
     parameters,
     schedule_rows,
 )
+from flashgen.codegen.options import options_text
 from flashgen.codegen.query_range import QueryRange, query_range
 from flashgen.codegen.reads import (
     InputRead,
@@ -38,6 +40,8 @@ from flashgen.passes.inputs import EXTENTS
 from flashgen.passes.visibility import Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST, visibility
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule
+from flashgen.schedule.on_chip import installed_triton
+from flashgen.schedule.sm90 import portable_schedule
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Input
@@ -99,6 +103,8 @@ class RenderContext:
     schedules: tuple[tuple[str, ...], ...]
     callable_name: str
     callable_doc: tuple[str, str]
+    gluon: GluonText | None  # of modules with a kernel of that family
+    portable: str  # options of the kernel that serves where that one cannot
     entry: Entry = field(default_factory=Entry)
     kinds: tuple[str, ...] = ()  # of the module's kernels, and their text
     kernels: tuple[str, ...] = ()
@@ -167,6 +173,7 @@ def context(
     ]
     predicate = clear_denominators(seen.predicate)
     bounds = bounds_text(seen.spans, spec, printer)
+    text = score_text(score, problem, printer)
     visible = (
         "kv_exists"
         if predicate == sp.true
@@ -176,6 +183,22 @@ def context(
     scopes = {
         s: tuple(r for r in loads if r.scope == s) for s in ("program", "rows", "keys", "pairs")
     }
+    extents = checked_extents(loads)
+    gluon, portable = None, ""
+    if any(schedule.family == "gluon_sm90" for _, schedule in choices):
+        gluon = gluon_text(
+            spec,
+            dense=dense,
+            extents=extents,
+            has_lse=has_lse,
+            score=text,
+            bounds=bounds,
+            reads=loads,
+            in_mask=frozenset(names[read] for read in reads_of([predicate])),
+            masks_keys=predicate != sp.true,
+            version=installed_triton(),
+        )
+        portable = options_text(portable_schedule(problem))
     return RenderContext(
         header=header,
         head_dim_qk=problem.head_dim_qk,
@@ -201,18 +224,18 @@ def context(
         full_step_uses_kv_idx=sym.K in score.free_symbols,
         masks_keys=predicate != sp.true,
         visible=visible,
-        score=score_text(score, problem, printer),
+        score=text,
         bounds=bounds,
         query_range=query_range(seen.spans, spec, printer),
         program_reads=scopes["program"],
         row_reads=scopes["rows"],
         key_reads=scopes["keys"],
         pair_reads=scopes["pairs"],
-        parameters=parameters(spec, dense, checked_extents(loads), has_lse=has_lse),
+        parameters=parameters(spec, dense, extents, has_lse=has_lse),
         flash1=flash1_parameters(
             spec,
             dense,
-            checked_extents(loads),
+            extents,
             has_lse=has_lse,
             keeps_bounds=bounds.scan is not None or bounds.kind == "chunks",
         ),
@@ -226,6 +249,8 @@ def context(
         schedules=schedule_rows(choices),
         callable_name=identifier(spec),
         callable_doc=callable_doc(spec, has_lse=has_lse),
+        gluon=gluon,
+        portable=portable,
     )
 
 

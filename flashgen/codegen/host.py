@@ -53,6 +53,7 @@ class Entry:
     flash1: str = "attention_fwd_flash1"
     flash1_split: str = "attention_fwd_flash1_split"
     merge: str = "attention_merge"
+    sm90: str = "attention_fwd_sm90"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ HOST_NAMES = frozenset(
     "kernel options batch num_batch num_q_heads num_kv_heads gqa_group q_len kv_len aligned align "
     "grid out lse out_dtype q_max kv_max t tensor unit torch triton tl run SCHEDULES "
     "has_aligned_rows HEAD_DIM_V all any int float next zip inputs num_kv_splits launch heads "
-    "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace".split()
+    "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace "
+    "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast is_grid is_dynamic next_tile "
+    "fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max".split()
 )
 
 
@@ -89,6 +92,10 @@ def host_name(name: str) -> str:
 _IN_MODULE = frozenset(
     "torch triton tl run has_aligned_rows floor_div floor_mod exp_fp32 tanh attention_fwd "
     "attention_fwd_single_tile attention_fwd_flash1 attention_fwd_flash1_split attention_merge "
+    "attention_fwd_sm90 fits_tma tensor_map gl gluon mbarrier tma fence_async_shared warpgroup_mma "
+    "warpgroup_mma_wait TensorDescriptor PORTABLE ROWS scale_rows accumulator by_thread beside "
+    "softmax_step scaled of_rows wait_full release fill rows_of skip barriers query_tile key_tiles "
+    "changed masked produce_tile producer next_tile store_rows attend_tile consumer "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )
@@ -132,7 +139,7 @@ def parameters(
     spec: AttentionSpec, dense: frozenset[str], extents: tuple[str, ...], *, has_lse: bool
 ) -> Parameters:
     """Signature and argument lines, in one order."""
-    return _parameters(_groups(spec, dense, extents, has_lse=has_lse))
+    return parameters_of(parameter_groups(spec, dense, extents, has_lse=has_lse))
 
 
 _STATE = [(f"{name}_workspace", f"{name}_workspace") for name in ("acc", "m", "l")]
@@ -149,7 +156,7 @@ def flash1_parameters(
     keeps_bounds: bool,
 ) -> Flash1Parameters:
     """Those of `parameters` that each kernel needs, and workspaces."""
-    groups = _groups(spec, dense, extents, has_lse=has_lse)
+    groups = parameter_groups(spec, dense, extents, has_lse=has_lse)
     state = [*_STATE, *(_BOUNDS if keeps_bounds else [])]
     results = {"out_ptr", "lse_ptr", "stride_ob", "stride_oh", "stride_om"}
     sink = {"sink_ptr", "stride_sink_0"}
@@ -157,9 +164,9 @@ def flash1_parameters(
     walking = [[p for p in group if _name(p) not in results | sink] for group in groups]
     merged = [[p for p in group if _name(p) in merging] for group in groups]
     return Flash1Parameters(
-        whole=_parameters([*groups, state]),
-        split=_parameters([*walking, state, _SPLITS]),
-        merge=_parameters([*merged, _STATE, _SPLITS]),
+        whole=parameters_of([*groups, state]),
+        split=parameters_of([*walking, state, _SPLITS]),
+        merge=parameters_of([*merged, _STATE, _SPLITS]),
         keeps_bounds=keeps_bounds,
         state_width=8 * math.ceil(spec.head_dim.v / 8),
     )
@@ -172,7 +179,7 @@ def _name(parameter: tuple[str, str]) -> str:
     return parameter[0].split(":")[0]
 
 
-def _parameters(groups: Sequence[_Group]) -> Parameters:
+def parameters_of(groups: Sequence[_Group]) -> Parameters:
     present = [group for group in groups if group]
     return Parameters(
         lines=tuple(", ".join(p for p, _ in group) + "," for group in present),
@@ -181,7 +188,7 @@ def _parameters(groups: Sequence[_Group]) -> Parameters:
     )
 
 
-def _groups(
+def parameter_groups(
     spec: AttentionSpec, dense: frozenset[str], extents: tuple[str, ...], *, has_lse: bool
 ) -> list[_Group]:
     groups: list[_Group] = [

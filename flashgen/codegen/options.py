@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from flashgen.schedule.model import Schedule
+from typing import TypeAlias
+
+from flashgen.schedule.model import Schedule, Sm90
 
 
 def kernel_kinds(schedule: Schedule) -> tuple[str, ...]:
     """The kernels that a schedule needs, fields of `codegen.host.Entry`; `run` takes the first."""
+    if schedule.family == "gluon_sm90":
+        return ("sm90",)
     if schedule.kernel == "single_tile" or schedule.loop_order == "flash2":
         return (schedule.kernel,)
     if schedule.num_kv_splits is None:
@@ -14,12 +18,17 @@ def kernel_kinds(schedule: Schedule) -> tuple[str, ...]:
     return ("flash1",) if schedule.num_kv_splits == 1 else ("flash1_split", "merge")
 
 
-def options(schedule: Schedule) -> dict[str, int | None]:
+Option: TypeAlias = int | str | None
+
+
+def options(schedule: Schedule) -> dict[str, Option]:
     """The keyword arguments of a launch that come from its schedule.
 
     `num_kv_splits`, of flash1 only, is for the module's `run`; None leaves the number to it.
     """
-    found: dict[str, int | None] = {
+    if schedule.family == "gluon_sm90":
+        return _gluon_options(schedule)
+    found: dict[str, Option] = {
         "BLOCK_M": schedule.block_m,
         "BLOCK_N": schedule.block_n,
         "num_warps": schedule.num_warps,
@@ -32,14 +41,34 @@ def options(schedule: Schedule) -> dict[str, int | None]:
     return found
 
 
-def kernel_options(schedule: Schedule, kind: str) -> dict[str, int]:
+def _gluon_options(schedule: Schedule) -> dict[str, Option]:
+    """`group_mb` is for the module's `run`; num_warps: of one warpgroup, the kernel adds others."""
+    own = schedule.sm90 or Sm90()
+    return {
+        "BLOCK_N": schedule.block_n,
+        "CONSUMERS": schedule.consumers,
+        "STAGES": schedule.num_stages,
+        "Q_BUFFERS": own.q_buffers,
+        "SCHEDULER": own.scheduler,
+        "SEPARATE_OUT": own.separate_out,
+        "num_warps": 4,
+        "group_mb": own.group_mb,
+    }
+
+
+def kernel_options(schedule: Schedule, kind: str) -> dict[str, int | str]:
     """What one of a schedule's kernels is launched with: constants and launch options."""
     found = {name: value for name, value in options(schedule).items() if value is not None}
-    found.pop("num_kv_splits", None)
+    for name in ("num_kv_splits", "group_mb"):
+        found.pop(name, None)
     if kind == "merge":
         return {name: found[name] for name in ("BLOCK_M", "num_warps")}
     return found
 
 
 def options_text(schedule: Schedule) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options(schedule).items())
+    return ", ".join(f"{name}={_literal(value)}" for name, value in options(schedule).items())
+
+
+def _literal(value: Option) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

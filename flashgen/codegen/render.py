@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, Stric
 
 from flashgen import settings
 from flashgen.codegen.context import RenderContext, context
+from flashgen.codegen.dialect import gluon_text
 from flashgen.codegen.header import header
 from flashgen.codegen.options import kernel_kinds
 from flashgen.problem import Problem
@@ -25,6 +26,7 @@ TEMPLATES = {
     "flash1": "triton/attention_fwd_flash1.py.jinja",
     "flash1_split": "triton/attention_fwd_flash1.py.jinja",
     "merge": "triton/attention_merge.py.jinja",
+    "sm90": "gluon/attention_fwd_sm90.py.jinja",
 }
 MODULE_TEMPLATE = "triton/module.py.jinja"
 
@@ -69,7 +71,7 @@ def _bytecode_cache() -> FileSystemBytecodeCache | None:
 @cache
 def environment() -> Environment:
     """Jinja set so that a missing name is an error and blank lines are those of the template."""
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(settings.templates_dir()),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
@@ -77,12 +79,15 @@ def environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,  # Python text, not HTML
     )
+    made.filters["gluon"] = gluon_text
+    return made
 
 
 def render(problem: Problem, choices: Sequence[Choice], *, has_lse: bool) -> KernelSource:
     """One module for all `choices`, each a shape bucket with its schedule."""
     ctx = context(problem, choices, has_lse=has_lse, header=header(problem, choices))
-    kinds = tuple(sorted({kind for _, schedule in choices for kind in kernel_kinds(schedule)}))
+    found = {kind for _, schedule in choices for kind in kernel_kinds(schedule)}
+    kinds = tuple(sorted(found | ({"loop"} if ctx.gluon else set())))
     kernels = tuple(_kernel(kind, ctx) for kind in kinds)
     complete = replace(ctx, kinds=kinds, kernels=kernels)
     text = _tidy(environment().get_template(MODULE_TEMPLATE).render(ctx=complete))

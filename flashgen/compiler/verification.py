@@ -201,7 +201,7 @@ def verify_plan(
     results = []
     for number, case in enumerate(cases, 1):
         say(f"verifying {spec.display_name}: case {number} of {len(cases)}, {case}")
-        results.append(_run(attention, case, device))
+        results.append(run_case(attention, case, device))
     return Verification(
         name=spec.display_name,
         fingerprint=spec.fingerprint,
@@ -212,7 +212,7 @@ def verify_plan(
     )
 
 
-def _run(attention: Attention, case: Case, device: torch.device) -> CaseResult:
+def run_case(attention: Attention, case: Case, device: torch.device) -> CaseResult:
     """One call on poisoned buffers, compared; what the call raises is part of the result."""
     import torch
 

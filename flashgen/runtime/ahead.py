@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,12 @@ from flashgen.codegen.options import kernel_kinds, kernel_options
 from flashgen.dtypes import get_dtype
 from flashgen.errors import CompileError, TargetError
 from flashgen.problem import Problem
+from flashgen.runtime.ahead_gluon import (
+    check_compiled,
+    descriptor_types,
+    serialised_wgmma,
+    source_of,
+)
 from flashgen.runtime.allocation import GivenUpError
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import Schedule
@@ -35,7 +41,8 @@ class CompiledKernel:
 
     smem_bytes: shared memory of one program; tmem_columns: of sm_100's tensor memory (else 0);
     regs_per_thread, spill_bytes: of the machine code (None: the back end does not say);
-    binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn.
+    binary_kind: cubin or hsaco; assembly_kind: ptx or amdgcn; serialised_wgmma: ptxas's complaints
+    of that kind, for the family gluon_sm90.
     """
 
     entry: str
@@ -47,13 +54,14 @@ class CompiledKernel:
     assembly: str
     binary_kind: str
     binary: bytes
+    serialised_wgmma: tuple[str, ...] = ()
 
 
 def compile_ahead(
     module: ModuleType,
     entry: str,
     pointers: Mapping[str, str],
-    options: dict[str, int],
+    options: Mapping[str, int | str],
     align: int,
     target: Target,
 ) -> CompiledKernel:
@@ -62,14 +70,18 @@ def compile_ahead(
     pointers: Triton's pointer type of each `*_ptr` parameter (`*bf16`); options: tile and warps.
     """
     kernel = getattr(module, entry)
-    constants: dict[str, int] = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
+    is_gluon = kernel.is_gluon()
+    constants = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
     launch = {n: v for n, v in options.items() if not n.isupper()}
-    signature = {p.name: parameter_type(p, pointers) for p in kernel.params}
-    constexprs: dict[tuple[int, ...], int] = {
-        (kernel.arg_names.index(name),): value for name, value in constants.items()
+    types = {**pointers, **(descriptor_types(module, pointers, options) if is_gluon else {})}
+    signature = {p.name: parameter_type(p, types) for p in kernel.params}
+    constexprs: dict[tuple[int, ...], int | str] = {
+        (kernel.arg_names.index(name),): value
+        for name, value in constants.items()
+        if name in kernel.arg_names
     }
     attributes = _attributes(constexprs)
-    source = ASTSource(kernel, signature, constexprs, attributes)
+    source = (source_of if is_gluon else ASTSource)(kernel, signature, constexprs, attributes)
     try:
         compiled = triton.compile(source, target=_gpu_target(target), options=launch)
     except GivenUpError:
@@ -79,10 +91,15 @@ def compile_ahead(
             f"{entry} for {target.id}: {type(error).__name__}: {error}\n"
             f"  hint: the source is {module.__file__}"
         ) from error
-    return _report(entry, compiled)
+    found = _report(entry, compiled)
+    if not is_gluon:
+        return found
+    return replace(found, serialised_wgmma=serialised_wgmma(found.assembly))
 
 
-def _attributes(constexprs: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], list[object]]:
+def _attributes(
+    constexprs: Mapping[tuple[int, ...], int | str],
+) -> dict[tuple[int, ...], list[object]]:
     """The attributes that a launch would give: then it finds this kernel in Triton's disk cache.
 
     From triton 3.7 on a launch gives every constant an empty list; earlier it gives none.
@@ -161,10 +178,13 @@ def compile_schedule(
     aligned: bool,
     kind: str | None = None,
 ) -> CompiledKernel:
-    """Machine code of one schedule of a loaded plan: of its first kernel, or of that `kind`."""
+    """Machine code of one schedule of a loaded plan: of its first kernel, or of that `kind`.
+
+    ScheduleError where the family gluon_sm90 finds it unusable.
+    """
     align = 16 // min(problem.elem_bytes, problem.kv_elem_bytes, problem.out_elem_bytes)
     kind = kind or kernel_kinds(schedule)[0]
-    return compile_ahead(
+    found = compile_ahead(
         module,
         dict(plan.entries)[kind],
         pointer_types(problem),
@@ -172,6 +192,9 @@ def compile_schedule(
         align if aligned else 1,
         problem.target,
     )
+    if schedule.family == "gluon_sm90":
+        check_compiled(schedule, found)
+    return found
 
 
 def pointer_types(problem: Problem) -> Mapping[str, str]:
@@ -186,7 +209,7 @@ def pointer_types_of(spec: AttentionSpec) -> Mapping[str, str]:
     kinds |= {declared.name: declared.dtype for declared in spec.inputs if declared.shape}
     types = {f"{name}_ptr": kind for name, kind in kinds.items()}
     types |= {f"{name}_workspace": "fp32" for name in ("acc", "m", "l")}
-    types["bounds_workspace"] = "int32"
+    types |= {"bounds_workspace": "int32", "next_tile_ptr": "int32"}
     return {name: f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}" for name, kind in types.items()}
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -26,6 +26,9 @@ from flashgen.runtime.warm import start_warming
 from flashgen.schedule.model import Bucket, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
 
+if TYPE_CHECKING:
+    from flashgen.codegen.options import Option
+
 MAX_PROGRAMS = 2**31 - 1  # CUDA: grid dimension x, all compute capabilities
 PlanFor = Callable[[torch.device], tuple[Plan, Path]]
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -37,7 +40,7 @@ class Loaded:
 
     plan: Plan
     module: ModuleType
-    launches: Mapping[Bucket, tuple[Schedule, object, Mapping[str, int | None]]]
+    launches: Mapping[Bucket, tuple[Schedule, object, Mapping[str, Option]]]
 
 
 class Attention:

@@ -43,6 +43,8 @@ def start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
 def _build(kernels: Sequence[Any], spec: AttentionSpec) -> None:
     pointers = pointer_types_of(spec)
     for kernel in kernels:
+        if kernel.is_gluon():  # its tensor maps have types that only a launch knows
+            continue
         signature = {p.name: parameter_type(p, pointers) for p in kernel.params}
         source = SimpleNamespace(fn=kernel, signature=signature, constants={})
         with suppress(Exception):  # the launch will meet it again, where it is reported

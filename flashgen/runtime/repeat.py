@@ -115,8 +115,10 @@ def repeat_of(
                 return None
             places[source] = place
             values.append(None)
-        else:
+        elif isinstance(value, (int, float, str, type(None))):
             values.append(value)
+        else:  # a tensor map has an address in it
+            return None
     grid = (*seen.grid, 1, 1)[:3]
     out = tensors["out"]
     lse = tensors["lse"] if returns_lse else None

@@ -8,24 +8,79 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from functools import total_ordering
-from typing import Literal
+from typing import Any, Literal
 
 from flashgen.errors import ScheduleError
 
-Family = Literal["triton"]
+Family = Literal["triton", "gluon_sm90"]
+Scheduler = Literal["grid", "static", "dynamic"]
 KernelKind = Literal["loop", "single_tile"]
 LoopOrder = Literal["flash2", "flash1"]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "family": ("triton",),
+    "family": ("triton", "gluon_sm90"),
     "kernel": ("loop", "single_tile"),
     "loop_order": ("flash2", "flash1"),
 }
 _NUMBERS = ("block_m", "block_n", "num_warps", "num_stages")
 # With their defaults; None leaves the number to the compiler, or to the call.
 _OPTIONAL: Mapping[str, int | None] = {"maxnreg": None, "num_kv_splits": 1}
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Sm90:
+    """What only schedules of the family gluon_sm90 choose.
+
+    scheduler: a program for each query tile ("grid"), or one for each SM, whose next tile is a
+    fixed number away ("static") or the next that is free ("dynamic"); q_buffers: query tiles that
+    a program has room for; separate_out: whether output leaves through a buffer of its own, not
+    through q's; group_mb: MiB of K and V of the heads that are worked on side by side.
+    """
+
+    scheduler: Scheduler = "grid"
+    q_buffers: int = 1
+    separate_out: bool = False
+    group_mb: int = 32
+
+    @classmethod
+    def from_dict(cls, data: object) -> Sm90:
+        """The inverse of `asdict`; ScheduleError names the first field that is wrong."""
+        known = [f.name for f in fields(cls)]
+        if not isinstance(data, Mapping):
+            raise ScheduleError(f"schedule.sm90: must be a mapping (got {data!r})")
+        for name in data:
+            if name not in known:
+                raise ScheduleError(
+                    f"schedule.sm90.{name}: unknown field, known: {', '.join(known)}"
+                )
+        found = cls(**data)
+        if found.scheduler not in SCHEDULERS:
+            raise ScheduleError(
+                f"schedule.sm90.scheduler: must be one of {', '.join(SCHEDULERS)} "
+                f"(got {found.scheduler!r})"
+            )
+        if not isinstance(found.separate_out, bool):
+            raise ScheduleError(
+                f"schedule.sm90.separate_out: must be true or false (got {found.separate_out!r})"
+            )
+        for name in ("q_buffers", "group_mb"):
+            _check_number(f"sm90.{name}", getattr(found, name))
+        return found
+
+    def __str__(self) -> str:
+        out = "own output buffer" if self.separate_out else "output through q's buffer"
+        buffers = "" if self.q_buffers == 1 else f" {self.q_buffers} q buffers"
+        return f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast"
+
+
+SCHEDULERS: tuple[Scheduler, ...] = ("grid", "static", "dynamic")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ScheduleError(f"schedule.{name}: must be a positive integer (got {value!r})")
 
 
 @total_ordering
@@ -39,6 +94,9 @@ class Schedule:
     compiler's choice). `num_kv_splits` programs share the key tiles of a head (flash1), and a merge
     kernel joins what they leave (None: as many as the GPU has room for, decided at each call).
     Schedules sort by their fields in the order given here.
+
+    Family gluon_sm90 (Hopper): `block_m` is 64 rows for each consumer warpgroup, `num_warps` counts
+    those and a producer's, `num_stages` the buffers of K and of V, and `sm90` has the rest.
     """
 
     family: Family = "triton"
@@ -50,6 +108,12 @@ class Schedule:
     num_stages: int
     maxnreg: int | None = None
     num_kv_splits: int | None = 1
+    sm90: Sm90 | None = None
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups of the family gluon_sm90."""
+        return self.block_m // 64
 
     @property
     def splits(self) -> int:
@@ -57,9 +121,12 @@ class Schedule:
         assert self.num_kv_splits is not None, f"{self}: the number of splits depends on the shape"
         return self.num_kv_splits
 
-    def to_dict(self) -> dict[str, str | int | None]:
-        """A JSON-able dict with every field, in declaration order."""
-        return asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dict with every field, in declaration order; `sm90` only where it is used."""
+        found = asdict(self)
+        if self.sm90 is None:
+            del found["sm90"]
+        return found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Schedule:
@@ -77,8 +144,13 @@ class Schedule:
             value = data.get(name, _OPTIONAL.get(name))
             if name in _OPTIONAL and value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ScheduleError(f"schedule.{name}: must be a positive integer (got {value!r})")
+            _check_number(name, value)
+        is_hopper = data.get("family") == "gluon_sm90"
+        if is_hopper != (data.get("sm90") is not None):
+            wanted = "needs it" if is_hopper else "has none"
+            raise ScheduleError(f"schedule.sm90: family {data.get('family', 'triton')} {wanted}")
+        if is_hopper:
+            data = {**data, "sm90": Sm90.from_dict(data["sm90"])}
         return cls(**data)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -87,6 +159,11 @@ class Schedule:
         splits = {1: "", None: " splits to fill"}.get(
             self.num_kv_splits, f" {self.num_kv_splits} splits"
         )
+        if self.sm90 is not None:
+            return (
+                f"{self.family} {self.block_m}x{self.block_n} {self.num_warps} warps "
+                f"{self.num_stages} stages {self.sm90}"
+            )
         return (
             f"{self.kernel} {self.loop_order} {self.block_m}x{self.block_n} "
             f"{self.num_warps} warps {self.num_stages} stages{cap}{splits}"
@@ -105,10 +182,16 @@ class Schedule:
             self.num_stages,
             self.maxnreg or 0,
             self.num_kv_splits or 0,
+            *(astuple(self.sm90) if self.sm90 else ()),
         )
 
     def __lt__(self, other: object) -> bool:
         return self.sort_key < other.sort_key if isinstance(other, Schedule) else NotImplemented
+
+
+def field_names(family: object) -> list[str]:
+    """Fields of a schedule of this family, in the order of `Schedule.to_dict`."""
+    return [f.name for f in fields(Schedule) if f.name != "sm90" or family == "gluon_sm90"]
 
 
 # What a target has a limited amount of, and the unit in which messages give it.
@@ -120,18 +203,31 @@ _RESOURCES = {
 }
 
 
+Relation = Literal[
+    "at most",
+    "at least",
+    "exactly",
+    "128 or 192",
+    "64 or 128",
+    "power of two",
+    "as in the spec",
+    "not served",
+]
+
+
 @dataclass(frozen=True, order=True)
 class Rejection:
     """Why a schedule cannot be used: a quantity, how much of it is needed, how much there is.
 
     `relation` says how `required` should have stood to `limit`: a resource or an upper bound is
-    exceeded ("at most"), a lower bound missed ("at least"); the other two need no limit.
+    exceeded ("at most"), a lower bound missed ("at least"), a number another one ("exactly"); the
+    others need no limit.
     """
 
     reason: str
     required: int
     limit: int
-    relation: Literal["at most", "at least", "power of two", "as in the spec"] = "at most"
+    relation: Relation = "at most"
 
     def __str__(self) -> str:
         unit = _RESOURCES.get(self.reason, "")
@@ -139,6 +235,10 @@ class Rejection:
             return f"{self.reason}: needs {self.required}{unit}, target has {self.limit}{unit}"
         if self.relation == "power of two":
             return f"{self.reason}: must be a power of two (got {self.required})"
+        if self.relation == "not served":
+            return f"{self.reason}: not served"
+        if self.relation in {"128 or 192", "64 or 128"}:
+            return f"{self.reason}: must be {self.relation} (got {self.required})"
         if self.relation == "as in the spec":
             return f"{self.reason}: the spec asks for another one"
         return f"{self.reason}: must be {self.relation} {self.limit} (got {self.required})"

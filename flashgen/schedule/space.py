@@ -14,6 +14,7 @@ from flashgen.errors import ScheduleError
 from flashgen.ir.symbols import BLOCK_M, BLOCK_N, HEAD_DIM_QK_PADDED, HEAD_DIM_V_PADDED
 from flashgen.passes.lower import Order, order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
+from flashgen.schedule import sm90
 from flashgen.schedule.budget import Budget, budget, budget_for
 from flashgen.schedule.model import Bucket, Rejection, Schedule
 from flashgen.schedule.units import MatmulUnit
@@ -51,6 +52,8 @@ class Space:
 
 def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) -> Rejection | None:
     """Why `schedule` cannot be used for `problem` (on shapes of `bucket`), or None if it can."""
+    if schedule.family == "gluon_sm90":
+        return sm90.check(schedule, problem)
     for rule in (_check_shape, _check_kernel, _check_splits, _check_matmul):
         rejection = rule(schedule, problem, bucket)
         if rejection is not None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from flashgen.errors import FlashgenError, TableError
 from flashgen.runtime.artifact import replace_file
-from flashgen.schedule.model import KV_LEN_LIMITS, Q_LEN_LIMITS, Bucket, Schedule
+from flashgen.schedule.model import KV_LEN_LIMITS, Q_LEN_LIMITS, Bucket, Schedule, field_names
 from flashgen.spec.parts import Shape
 from flashgen.tune.toolchain import Device, Toolchain
 
@@ -284,8 +284,7 @@ class _Reader:
     def _schedule(self, at: str, value: object) -> Schedule:
         if not isinstance(value, dict):
             raise self._wrong(at, "an object", value)
-        names = [f.name for f in fields(Schedule)]
-        self._keys(at, value, names)
+        self._keys(at, value, field_names(value.get("family")))
         return self._made(at, lambda: Schedule.from_dict(value))
 
     def _shape(self, at: str, value: object) -> Shape:

@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from flashgen.schedule.model import _CHOICES, KV_LEN_LIMITS, Q_LEN_LIMITS, Schedule
+from flashgen.schedule.model import (
+    _CHOICES,
+    KV_LEN_LIMITS,
+    Q_LEN_LIMITS,
+    SCHEDULERS,
+    Schedule,
+    field_names,
+)
 from flashgen.spec.parts import Shape
 from flashgen.tune.table import PASSES, SCHEMA_VERSION, UNITS
 from flashgen.tune.toolchain import Device, Toolchain
@@ -89,8 +96,17 @@ def _schedule() -> Schema:
         **{name: {"enum": list(words)} for name, words in _CHOICES.items()},
         "maxnreg": optional,
         "num_kv_splits": optional,
+        "sm90": _object(
+            {
+                "scheduler": {"enum": list(SCHEDULERS)},
+                "q_buffers": positive,
+                "separate_out": {"type": "boolean"},
+                "group_mb": positive,
+            }
+        ),
     }
-    return _object({f.name: known.get(f.name, positive) for f in fields(Schedule)})
+    found = _object({f.name: known.get(f.name, positive) for f in fields(Schedule)})
+    return {**found, "required": field_names("triton")}  # sm90: of the family gluon_sm90 only
 
 
 def _object(properties: Schema) -> Schema:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from flashgen.schedule.model import (
     Bucket,
     Rejection,
     Schedule,
+    Sm90,
     all_buckets,
     bucket_of,
 )
@@ -23,17 +25,53 @@ from flashgen.schedule.model import (
 SCHEDULE = Schedule(block_m=128, block_n=64, num_warps=8, num_stages=3)
 
 
+HOPPER = Schedule(
+    family="gluon_sm90",
+    block_m=192,
+    block_n=128,
+    num_warps=16,
+    num_stages=4,
+    sm90=Sm90(scheduler="dynamic", q_buffers=2, separate_out=True, group_mb=4),
+)
+
+
 def test_schedule_round_trips_through_json() -> None:
-    for schedule in (SCHEDULE, dataclasses.replace(SCHEDULE, maxnreg=128, kernel="single_tile")):
+    capped = dataclasses.replace(SCHEDULE, maxnreg=128, kernel="single_tile")
+    for schedule in (SCHEDULE, capped, HOPPER):
         assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
         assert pickle.loads(pickle.dumps(schedule)) == schedule
-    assert list(SCHEDULE.to_dict()) == [field.name for field in dataclasses.fields(Schedule)]
+    names = [field.name for field in dataclasses.fields(Schedule)]
+    assert list(HOPPER.to_dict()) == names
+    assert list(SCHEDULE.to_dict()) == [name for name in names if name != "sm90"]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (None, "schedule.sm90: family gluon_sm90 needs it"),
+        (3, "schedule.sm90: must be a mapping (got 3)"),
+        ({"depth": 2}, "schedule.sm90.depth: unknown field, known: scheduler, q_buffers, "),
+        (
+            {"scheduler": "random"},
+            "schedule.sm90.scheduler: must be one of grid, static, dynamic (got 'random')",
+        ),
+        ({"q_buffers": 0}, "schedule.sm90.q_buffers: must be a positive integer (got 0)"),
+        ({"group_mb": 2.5}, "schedule.sm90.group_mb: must be a positive integer (got 2.5)"),
+        ({"separate_out": 1}, "schedule.sm90.separate_out: must be true or false (got 1)"),
+    ],
+)
+def test_what_the_hopper_family_chooses_is_checked(own: object, message: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        Schedule.from_dict({**HOPPER.to_dict(), "sm90": own})
 
 
 def test_schedule_prints_on_one_line() -> None:
     assert str(SCHEDULE) == "loop flash2 128x64 8 warps 3 stages"
     capped = dataclasses.replace(SCHEDULE, maxnreg=128)
     assert str(capped) == "loop flash2 128x64 8 warps 3 stages maxnreg 128"
+    assert str(HOPPER) == (
+        "gluon_sm90 192x128 16 warps 4 stages dynamic 2 q buffers own output buffer 4 MiB abreast"
+    )
 
 
 def test_schedules_sort_also_with_and_without_a_register_cap() -> None:
@@ -42,6 +80,7 @@ def test_schedules_sort_also_with_and_without_a_register_cap() -> None:
     assert sorted([wider, capped, SCHEDULE]) == [SCHEDULE, capped, wider]
     assert max(SCHEDULE, capped) is capped
     assert len({SCHEDULE, capped, dataclasses.replace(SCHEDULE)}) == 2
+    assert sorted([SCHEDULE, HOPPER]) == [HOPPER, SCHEDULE]
 
 
 @pytest.mark.parametrize(

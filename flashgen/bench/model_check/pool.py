@@ -34,7 +34,7 @@ class Job:
     path: Path
     entry: str
     pointers: Mapping[str, str]
-    options: Mapping[str, int]
+    options: Mapping[str, int | str]
     align: int
     target: Target
     machine_code: bool = False

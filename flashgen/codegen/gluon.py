@@ -1,0 +1,129 @@
+"""What the templates of the gluon_sm90 family see beyond the portable family's context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flashgen.codegen.bounds import Bounds
+from flashgen.codegen.host import Parameters, parameter_groups, parameters_of
+from flashgen.codegen.reads import InputRead
+from flashgen.codegen.score import Score
+from flashgen.schedule.on_chip import TritonVersion
+from flashgen.schedule.sm90 import REGISTERS
+from flashgen.spec.model import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Api:
+    """Names that differ between versions of Triton."""
+
+    tma_load: str
+    tma_store: str
+
+
+# From this version of Triton on.
+APIS: Mapping[TritonVersion, Api] = {
+    (3, 6): Api("async_copy_global_to_shared", "async_copy_shared_to_global"),
+    (3, 8): Api("async_load", "async_store"),
+}
+
+
+def api_of(version: TritonVersion) -> Api:
+    """The names in a version of Triton that has Gluon, 3.6 or later."""
+    return APIS[max(known for known in APIS if known <= version)]
+
+
+@dataclass(frozen=True)
+class GluonText:
+    """Parameters and conditions of the Hopper kernel, as text.
+
+    inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
+    the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
+    name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
+    roles: consumers, warps of the workers, registers a thread of each.
+    """
+
+    api: Api
+    parameters: Parameters
+    inputs: tuple[str, ...]
+    sizes: tuple[str, ...]
+    stored: tuple[str, ...]
+    local: tuple[str, ...]
+    in_bounds: tuple[str, ...]
+    in_mask: tuple[str, ...]
+    changes_scores: bool
+    partial: str
+    roles: tuple[tuple[int, list[int], list[int]], ...]
+
+    def args(self, text: str) -> tuple[str, ...]:
+        """Which parameters and variables of a query tile `text` needs from its caller."""
+        bound = set(re.findall(r"^\s*(\w+) = ", text, re.MULTILINE))
+        needed = _words(text) - bound
+        return tuple(n for n in (*self.inputs, *self.sizes, *self.local) if n in needed)
+
+    def parameters_in(self, *texts: str) -> tuple[str, ...]:
+        """Which parameters of the kernel occur in some texts."""
+        words = _words(" ".join(texts))
+        return tuple(n for n in ("lse_ptr", *self.inputs, *self.sizes) if n in words)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+_TILES = ("num_m_tiles", "num_heads", "heads_abreast")
+
+
+def gluon_text(
+    spec: AttentionSpec,
+    *,
+    dense: frozenset[str],
+    extents: tuple[str, ...],
+    has_lse: bool,
+    score: Score,
+    bounds: Bounds,
+    reads: Sequence[InputRead],
+    in_mask: frozenset[str],
+    masks_keys: bool,
+    version: TritonVersion,
+) -> GluonText:
+    """The Hopper kernel's parameters in one order, and what its functions pass on."""
+    groups = parameter_groups(spec, dense, extents, has_lse=has_lse)
+    captured, sizes = groups[_OPERAND_GROUPS:-1], groups[-1]
+    lse = [("lse_ptr", "lse")] if has_lse else []
+    counts = [(f"{name}: tl.int32", name) for name in (*_TILES, "num_tiles")]
+    inputs = parameters_of(captured).names
+    bounds_words = _words(" ".join(map(str, bounds.spans)))
+    row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
+    bases = [f"{r.variable}_base" for r in reads if r.base_statement]
+    stored = ("lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len")
+    return GluonText(
+        api=api_of(version),
+        parameters=parameters_of(
+            [[*lse, ("next_tile_ptr", "next_tile")], *captured, [*sizes, *counts]]
+        ),
+        inputs=inputs,
+        sizes=(*parameters_of([sizes]).names, *_TILES),
+        stored=tuple(n for n in stored if has_lse and ("sink" not in n or n in inputs)),
+        local=("b", "h", "hk", "row_idx", "row_exists", "q_idx", *row_variables, *bases),
+        in_bounds=tuple(r.variable for r in reads if r.variable in bounds_words),
+        in_mask=tuple(sorted(in_mask)),
+        changes_scores=bool(score.lines),
+        partial=_partial(bounds) if masks_keys else "",
+        roles=tuple(
+            (n, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
+            for n, (consumer, producer) in sorted(REGISTERS.items())
+        ),
+    )
+
+
+_OPERAND_GROUPS = 5  # of `parameter_groups`: pointers, and strides of q, k, v and out
+
+
+def _partial(bounds: Bounds) -> str:
+    """Which tiles [lo, hi) are not in [full_lo, full_hi): the last of them is masked anyway."""
+    if not bounds.full:
+        return "always"
+    return "(j < full_lo) | (j >= full_hi)" if bounds.left_partial else "j >= full_hi"
