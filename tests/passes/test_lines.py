@@ -159,13 +159,12 @@ def test_floor_sums() -> None:
         assert floor_sum(counts, divisor, slope, offsets).tolist() == wanted
 
 
+@pytest.mark.usefixtures("lines_only")
 @pytest.mark.parametrize("lengths", [(LONG, 4096), (4000, LONG), (LONG, LONG)], ids=str)
 @pytest.mark.parametrize("mask", [["causal"], *PERIODIC[:3], *TWO_RANGES[:1]], ids=repr)
 def test_long_lengths_are_explained_without_arrays_of_them(
-    mask: Any, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    mask: Any, lengths: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(count, "BLOCK_ROWS", 0)
-    monkeypatch.setattr(count, "MANY", 300)
     spec = AttentionSpec(head_dim=16, dtype="fp16", mask=mask)
     found = explain(spec, shape=Shape(1, 1, 1, *lengths))
     assert found.mask.pairs == lengths[0] * lengths[1]
