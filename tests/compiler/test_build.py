@@ -152,6 +152,31 @@ def test_module_works_without_flashgen(
     assert reference.compare(out, lse, *exact, usual[0], eager_lse=usual[1]).ok
 
 
+def test_module_refuses_cpu_tensors_where_nothing_interprets(
+    built: BuildResult, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    script = f"""
+import sys, torch
+sys.path.insert(0, {str(built.out)!r})
+from small import small
+q = torch.zeros(1, 2, 3, 16)
+try:
+    small(q, q, q, prefix=torch.zeros(1))
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK + script],
+        env={n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "TRITON_INTERPRET")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    golden("errors/module-cpu-tensors.txt", done.stdout)
+
+
 def test_a_second_build_overwrites(
     built: BuildResult, small: AttentionSpec, tmp_path: Path
 ) -> None:

@@ -303,6 +303,12 @@ def dense_mask(q, k, v, *, m):
 
     Returns output and lse [batch, heads, len], fp32.
     """
+    elsewhere = [t.device for t in (q, k, v) if not t.is_cuda]
+    if elsewhere and not triton.knobs.runtime.interpret:
+        raise RuntimeError(
+            f"dense_mask: a tensor is on {elsewhere[0]}, and these kernels are compiled for a GPU. Move q, k and v there, "
+            "or set TRITON_INTERPRET=1 before triton is imported: its interpreter takes CPU tensors, slowly."
+        )
     if not q.is_cuda and q.dtype == torch.bfloat16:  # Triton's interpreter multiplies bf16 wrongly
         out, lse = dense_mask(q.float(), k.float(), v.float(), m=m)
         return out.to(torch.float16), lse

@@ -227,6 +227,12 @@ def attention_prefix(q, k, v, *, prefix):
 
     Returns output and lse [batch, heads, len], fp32.
     """
+    elsewhere = [t.device for t in (q, k, v) if not t.is_cuda]
+    if elsewhere and not triton.knobs.runtime.interpret:
+        raise RuntimeError(
+            f"attention_prefix: a tensor is on {elsewhere[0]}, and these kernels are compiled for a GPU. Move q, k and v there, "
+            "or set TRITON_INTERPRET=1 before triton is imported: its interpreter takes CPU tensors, slowly."
+        )
     if not q.is_cuda and q.dtype == torch.bfloat16:  # Triton's interpreter multiplies bf16 wrongly
         out, lse = attention_prefix(q.float(), k.float(), v.float(), prefix=prefix)
         return out.to(torch.bfloat16), lse
