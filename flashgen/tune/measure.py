@@ -13,6 +13,7 @@ from flashgen.errors import TuningError
 from flashgen.problem import Problem
 from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.schedule.model import Schedule, bucket_of
+from flashgen.schedule.predict import predicted_time_us
 from flashgen.schedule.space import default_schedule, enumerate_space
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
@@ -24,6 +25,9 @@ from flashgen.tune.processes import cores
 from flashgen.tune.worker import CUDA_RUNNER, Asked, Order, Worker
 
 DEADLINE_S = 10.0  # check and timing of a kernel that is compiled take about half a second
+# On top of it where one launch takes long: about 8 launches, of a schedule that may be 4 times as
+# slow as the model says of the untuned one.
+SLOW_LAUNCHES = 8 * 4
 RACE_SHARE = 1.0  # of the deadline, for each schedule of a race
 # Of 288 schedules timed on an H200 (8 specs, benchmarks/nvidia-h200/schedules.json) the 46 that
 # spill more take at least 1.39 times as long as the best of their spec; the best spill up to 112.
@@ -43,7 +47,8 @@ def gpu_measurer(
 
     devices: numbers of GPUs, or "all"; each has a measuring process of its own, and as many
     `measure` may run at the same time, from different threads. deadline_s: for the check and the
-    timing of a schedule; what takes longer hung. Processes start now, in the background.
+    timing of a schedule, launches that take long aside; what takes longer hung. Processes start
+    now, in the background.
     FrozenError after `freeze()`; TuningError without such a GPU.
     """
     refuse_if_frozen(f"tune {spec.display_name} for {target.id}")
@@ -80,7 +85,8 @@ class IsolatedMeasurer:
         self._candidates = Candidates.of(problem, kinds, has_lse=return_lse)
         self._aligned = has_aligned_rows(problem, shape.kv_len)
         self._smem_limit = problem.target.smem_per_block_bytes
-        self._deadline_s = deadline_s
+        launch_s = 1e-6 * predicted_time_us(problem, self._default, shape)
+        self._deadline_s = deadline_s + SLOW_LAUNCHES * launch_s
         self._closed = False
         case = Case(self._candidates, shape)
         self._staff = _STAFF.current()

@@ -30,10 +30,20 @@ from flashgen.tune.candidates import Case, key_unit
 from flashgen.tune.measurement import Measurement, State
 from flashgen.tune.oracle import Expected, slabs
 from flashgen.tune.summary import rounded, summarise
-from flashgen.tune.timing import Burst, Call, Clock, Failure, alternate, describe, plan_burst
+from flashgen.tune.timing import (
+    LONG_MS,
+    Burst,
+    Call,
+    Clock,
+    Failure,
+    alternate,
+    describe,
+    plan_burst,
+)
 
 ROUNDS_ALONE = 3  # a race decides between close ones
 ROUNDS_RACE = 12
+LONG_SHARE, LONG_LEAST = 4, 2  # of those rounds, where a launch takes LONG_MS: a part, at least
 WARM_MS = 40.0  # of work before the first sample: an idle GPU is back at its clock after some ms
 # Longer than two tiles of any schedule and odd, so that all tiles have a rest; a few milliseconds.
 SMALL_Q_LEN, SMALL_KV_LEN = 261, 331
@@ -139,6 +149,8 @@ class CaseRunner:
         gc.collect()  # not in the middle of a measurement
         for burst in bursts.values():
             self._warm_up(burst)
+        if any(burst.estimate_ms > LONG_MS for burst in bursts.values()):
+            rounds = max(LONG_LEAST, rounds // LONG_SHARE)
         for name, times in alternate(bursts, self._clock, rounds=rounds).items():
             found[named[name]] = _measurement(named[name], times)
         return {schedule: found[schedule] for schedule in schedules}
@@ -154,6 +166,8 @@ class CaseRunner:
 
     def _warm_up(self, burst: Burst) -> None:
         once = max(burst.estimate_ms * burst.calls, 1e-3)
+        if once >= WARM_MS:  # estimating it has done that
+            return
         self._clock.times_ms(burst.replay, max(1, min(100, math.ceil(WARM_MS / once))))
 
     def _check_small(self, attention: Attention, small: _Checked) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from flashgen.dtypes import get_dtype
+from flashgen.passes.visibility import visibility
 from flashgen.reference import torch_dtype
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Alibi, Input, Same, Shape
@@ -58,6 +59,7 @@ def draw(
         else _draw_input(spec, declared, shape, seed).to(device)
         for declared in spec.inputs
     }
+    kv_lens = _draw_kv_lens(spec, shape, seed)
     q, k, v = (
         torch.randn(sizes, generator=generator, device=device, dtype=_drawable(name)).to(
             torch_dtype(name)
@@ -66,20 +68,22 @@ def draw(
             (spec.dtype.q, spec.dtype.kv, spec.dtype.kv), operand_sizes(spec, shape), strict=True
         )
     )
-    sink = kv_lens = None
+    sink = None
     if spec.sink == "per_head":
         sink = torch.randn(shape.q_heads, generator=generator, device=device)
-    if spec.kv_lens == "per_batch":
-        low = max(1, shape.kv_len // 2)
-        kv_lens = torch.randint(
-            low,
-            shape.kv_len + 1,
-            (shape.batch,),
-            generator=generator,
-            device=device,
-            dtype=torch.int32,
-        )
-    return Arguments(q, k, v, inputs, sink, kv_lens)
+    return Arguments(q, k, v, inputs, sink, None if kv_lens is None else kv_lens.to(device))
+
+
+def mask_inputs(spec: AttentionSpec, shape: Shape, *, seed: int) -> dict[str, torch.Tensor]:
+    """What the mask reads of the arguments that `draw` makes with the same seed, on the CPU."""
+    read = {str(symbol) for symbol in visibility(spec).predicate.free_symbols}
+    found = {
+        declared.name: _draw_input(spec, declared, shape, seed)
+        for declared in spec.inputs
+        if declared.name in read
+    }
+    kv_lens = _draw_kv_lens(spec, shape, seed)
+    return found if kv_lens is None else found | {"kv_lens": kv_lens}
 
 
 def operand_sizes(spec: AttentionSpec, shape: Shape) -> tuple[tuple[int, ...], ...]:
@@ -147,6 +151,15 @@ def _draw_input(spec: AttentionSpec, declared: Input, shape: Shape, seed: int) -
     if kind == "boolean":
         return torch.rand(sizes, generator=generator) < 0.5
     return torch.randint(0, shape.kv_len + 1, sizes, generator=generator).to(dtype)
+
+
+def _draw_kv_lens(spec: AttentionSpec, shape: Shape, seed: int) -> torch.Tensor | None:
+    """Lengths from half of kv_len, int32; None where the spec has none."""
+    if spec.kv_lens != "per_batch":
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    low, high = max(1, shape.kv_len // 2), shape.kv_len + 1
+    return torch.randint(low, high, (shape.batch,), generator=generator, dtype=torch.int32)
 
 
 def _draw_documents(sizes: list[int], generator: torch.Generator) -> torch.Tensor:

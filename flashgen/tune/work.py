@@ -1,17 +1,22 @@
-"""What one launch of a shape has to do: the work that rates are of, the roofline, predictions."""
+"""What one launch of a shape has to do: the work that rates are of, the roofline, predictions.
+
+Where the mask reads data, the work is that of the data which is timed (`tensors.draw`, seed 0).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from flashgen.passes.count import visible_pairs, visits
+from flashgen.passes.count import all_visible_pairs, visits
 from flashgen.problem import Problem
 from flashgen.schedule.budget import budget_for
 from flashgen.schedule.dram import for_shape
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.predict import predicted_time_us
 from flashgen.schedule.roofline import roofline
+from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 
 
@@ -39,11 +44,23 @@ def work_of(problem: Problem, schedule: Schedule, shape: Shape) -> Work:
         whole,
         shape,
         visited_tiles=seen.tiles,
-        visible_pairs=visible_pairs(problem.spec, shape),
+        visible_pairs=_visible_pairs(problem.spec, shape),
         visited_keys=seen.keys,
     )
     floor = roofline(figures.matmul_flops, figures.dram_bytes, problem.target, problem.spec.dtype.q)
     return Work(figures.matmul_flops, figures.dram_bytes, floor.time_us, floor.bound == "compute")
+
+
+@cache
+def _visible_pairs(spec: AttentionSpec, shape: Shape) -> int:
+    """Of a batch and query head, the mean; counted once, as data can take seconds."""
+    inputs = None
+    if spec.inputs or spec.kv_lens != "none":
+        from flashgen.tune.tensors import mask_inputs
+
+        inputs = mask_inputs(spec, shape, seed=0)
+    places = shape.batch * shape.q_heads
+    return round(all_visible_pairs(spec, shape, inputs or None) / max(1, places))
 
 
 def predictions(

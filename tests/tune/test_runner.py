@@ -72,6 +72,14 @@ def test_a_race_takes_turns() -> None:
     assert all(one != other for one, other in zip(timed[::2], timed[1::2], strict=True))
 
 
+def test_launches_that_take_long_are_few() -> None:
+    clock = FakeClock(default=1_700.0)
+    found = made(clock).measure(TILE)
+    assert len(found.samples_us) == 2
+    # One launch to check the output, which the clock does not see, one to estimate, two to time.
+    assert len(clock.diary) == 3
+
+
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]) -> None:
     """Every launch is followed by `change(q, k, v, out, lse)`."""
     plain = Attention.interpret
