@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,8 @@ import typer
 
 from flashgen import settings
 from flashgen.cli.output import say
-from flashgen.errors import SpecError, SpecProblem
-from flashgen.spec.model import AttentionSpec
+from flashgen.errors import ScheduleError, SpecError, SpecProblem
+from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.spec.parse import load_spec
 
 MAX_SHOWN = 200  # characters of an argument that messages repeat
@@ -93,3 +95,31 @@ def parse_shape(text: str | None) -> dict[str, int] | None:
             f"--shape: expected five whole numbers, {','.join(SHAPE_FIELDS)} (got {text!r})"
         )
     return dict(zip(SHAPE_FIELDS, numbers, strict=True))
+
+
+def shape_of(spec: AttentionSpec, sizes: dict[str, int] | None) -> Shape | None:
+    """The shape of `--shape`; wrong usage where `spec` does not allow it."""
+    if sizes is None:
+        return None
+    from flashgen.compiler.arguments import shape_argument
+
+    try:
+        return shape_argument(spec, sizes)
+    except SpecError as error:
+        faults = []
+        for fault in error.problems:
+            hint = f"\n  hint: {fault.hint}" if fault.hint else ""
+            field = fault.field.rpartition(".")[2]
+            faults.append(f"--shape: {spec.display_name}: {field}: {fault.message}{hint}")
+        raise typer.BadParameter("\n".join(faults)) from None
+
+
+@contextmanager
+def blamed_on_shape(shape: Shape | None) -> Iterator[None]:
+    """A shape that no GPU holds is wrong usage, where it comes from `--shape`."""
+    try:
+        yield
+    except ScheduleError as error:
+        if shape is None:
+            raise
+        raise typer.BadParameter(f"--{error}") from None

@@ -9,13 +9,15 @@ import typer
 
 from flashgen.cli.arguments import (
     JsonOption,
+    blamed_on_shape,
     find_spec,
     named_path,
     parse_shape,
     path_exists,
+    shape_of,
 )
 from flashgen.cli.output import print_json
-from flashgen.spec.model import AttentionSpec
+from flashgen.spec.model import AttentionSpec, Shape
 
 if TYPE_CHECKING:
     from flashgen.compiler.explanation import Comparison, Explanation
@@ -72,14 +74,15 @@ def explain(
         raise typer.BadParameter("--plot and --html show one spec")
     if plot or html:
         _check_pictures(plot)
-    results = [_explained(spec, target, sizes) for spec in found]
+    shapes = [shape_of(spec, sizes) for spec in found]
+    results = [_explained(spec, target, s) for spec, s in zip(found, shapes, strict=True)]
     if json:
         facts = [result.to_dict() for result in results]
         print_json(facts if len(facts) > 1 else facts[0])
     else:
         typer.echo("\n".join(map(str, results)), nl=False)
     if plot or html:
-        _draw(found[0], target, sizes, plot, html)
+        _draw(found[0], target, shapes[0], plot, html)
 
 
 def _paths(argument: str) -> list[str]:
@@ -91,13 +94,14 @@ def _paths(argument: str) -> list[str]:
 
 
 def _explained(
-    spec: AttentionSpec, target: str | None, shape: dict[str, int] | None
+    spec: AttentionSpec, target: str | None, shape: Shape | None
 ) -> Explanation | Comparison:
     from flashgen.compiler.explaining import compare, explain
 
-    if target == ALL:
-        return compare(spec, shape=shape)
-    return explain(spec, target=target, shape=shape)
+    with blamed_on_shape(shape):
+        if target == ALL:
+            return compare(spec, shape=shape)
+        return explain(spec, target=target, shape=shape)
 
 
 def _check_pictures(plot: Path | None) -> None:
@@ -112,7 +116,7 @@ def _check_pictures(plot: Path | None) -> None:
 def _draw(
     spec: AttentionSpec,
     target: str | None,
-    shape: dict[str, int] | None,
+    shape: Shape | None,
     plot: Path | None,
     html: Path | None,
 ) -> None:

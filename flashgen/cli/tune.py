@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashgen.cli.arguments import JsonOption, TargetOption, find_spec, named_path, parse_shape
+from flashgen.cli.arguments import (
+    JsonOption,
+    TargetOption,
+    find_spec,
+    named_path,
+    parse_shape,
+    shape_of,
+)
 from flashgen.cli.output import print_json, print_table, progress, say
 from flashgen.errors import FlashgenError, TuningError
 from flashgen.spec.model import AttentionSpec
@@ -111,7 +118,8 @@ def tune(
     if check:
         _check(found, target, out, numbers, json)
         return
-    shapes = [sizes for text in shape or [] if (sizes := parse_shape(text)) is not None]
+    given = [shape_of(found, parse_shape(text)) for text in shape or []]
+    shapes = [each for each in given if each is not None]
     before = _table_before(found, target, out) if diff else None
     tuning = _tuned(
         found,
