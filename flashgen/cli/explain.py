@@ -15,8 +15,10 @@ from flashgen.cli.arguments import (
     parse_shape,
     path_exists,
     shape_of,
+    shipped_specs,
 )
 from flashgen.cli.output import print_json
+from flashgen.errors import SpecError, SpecProblem
 from flashgen.spec.model import AttentionSpec, Shape
 
 if TYPE_CHECKING:
@@ -86,10 +88,15 @@ def explain(
 
 
 def _paths(argument: str) -> list[str]:
-    """A folder stands for the specs in it."""
+    """A folder stands for the specs in it; one that is called as a shipped spec may have none."""
     folder = Path(argument)
-    is_folder = bool(argument) and path_exists(folder) and folder.is_dir()
-    inside = sorted(map(str, folder.glob("*.yaml"))) if is_folder else []
+    if not (argument and path_exists(folder) and folder.is_dir()):
+        return [argument]
+    inside = sorted(map(str, folder.glob("*.yaml")))
+    if not inside and argument not in shipped_specs():
+        message = "this folder holds no spec (*.yaml)"
+        hint = "name a spec file, a folder with some, or a shipped spec (`flashgen list`)."
+        raise SpecError([SpecProblem(argument, 0, 0, "", message, hint)])
     return inside or [argument]
 
 

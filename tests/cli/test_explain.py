@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,19 @@ def test_bad_input(arguments: tuple[str, ...], code: int, said: str) -> None:
     result = run("explain", *arguments)
     assert result.exit_code == code
     assert said in " ".join(result.stderr.split())
+
+
+def test_a_folder_without_specs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "gpt2"):  # a build of gpt2 has no spec in it, and its name is one
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("no spec")
+    result = run("explain", "empty")
+    assert result.exit_code == 3
+    golden("errors/explain-folder-empty.txt", result.stderr)
+    assert run("explain", "gpt2").exit_code == 0
 
 
 @pytest.mark.parametrize("option", ["--plot", "--html"])

@@ -93,6 +93,7 @@ def test_options_reach_the_search(measurer: FakeMeasurer, spec: str, tmp_path: P
 
 WRONG = {
     "shape": ("--shape", "1,2,3"),
+    "shape-heads": ("--shape", "1,5,3,8,8"),
     "devices": ("--devices", "first"),
     "trials": ("--trials", "0"),
     "seconds": ("--seconds", "-1"),
