@@ -49,12 +49,16 @@ SCHEDULES: Mapping[int, tuple[Schedule, ...]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A spec of the family to be checked, and whether it is timed as plain attention."""
+    """A spec of the family to be checked, and whether it is timed as plain attention.
+
+    own: its schedule, where the one for its head dim spills or does not fit.
+    """
 
     name: str
     fields: Mapping[str, Any] = field(hash=False)
     plain: bool = False
     only_first: bool = True
+    own: Schedule | None = None
 
     @property
     def spec(self) -> AttentionSpec:
@@ -62,15 +66,15 @@ class Variant:
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
+        if self.own is not None:
+            return (self.own,)
         dims = self.spec.head_dim
-        widest = max(dims.qk, dims.v)
-        found = next(each for limit, each in SCHEDULES.items() if widest <= limit)
-        if dims.qk != dims.v:
-            found = (schedule(2, 64, 2, "dynamic", separate_out=True),)
+        found = next(each for limit, each in SCHEDULES.items() if max(dims.qk, dims.v) <= limit)
         return found[:1] if self.only_first else found
 
 
 HEAD_DIMS = (64, 128, 256)
+TWO_64 = schedule(2, 128, 4, "dynamic", separate_out=True)  # 3 consumers spill there
 
 VARIANTS: tuple[Variant, ...] = (
     *(
@@ -88,7 +92,11 @@ VARIANTS: tuple[Variant, ...] = (
         Variant(f"padded-d{dim}", {"head_dim": dim, "dtype": "bf16", "mask": "causal"})
         for dim in (80, 96, 192, 32)
     ),
-    Variant("d192-v128", {"head_dim": {"qk": 192, "v": 128}, "dtype": "bf16", "mask": "causal"}),
+    Variant(
+        "d192-v128",
+        {"head_dim": {"qk": 192, "v": 128}, "dtype": "bf16", "mask": "causal"},
+        own=schedule(2, 64, 2, "dynamic", separate_out=True),
+    ),
     Variant("bshd", {"head_dim": 128, "dtype": "bf16", "layout": "bshd"}),
     Variant(
         "window-d128",
@@ -97,6 +105,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(
         "two-sided-window-d64",
         {"head_dim": 64, "dtype": "bf16", "mask": {"window": {"left": 100, "right": 30}}},
+        own=TWO_64,
     ),
     Variant(
         "sinks-window-d64",
@@ -106,6 +115,7 @@ VARIANTS: tuple[Variant, ...] = (
             "mask": ["causal", {"window": {"left": 127}}],
             "sink": "per_head",
         },
+        own=TWO_64,
     ),
     Variant(
         "softcap-d128",
@@ -129,6 +139,7 @@ VARIANTS: tuple[Variant, ...] = (
             "score": {"bias": {"tensor": "rel"}},
             "inputs": {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}},
         },
+        own=schedule(2, 64, 4, "dynamic", separate_out=True),
     ),
     Variant(
         "prefix-d128",
@@ -147,6 +158,7 @@ VARIANTS: tuple[Variant, ...] = (
             "mask": {"expr": "m[b, h, row, k]"},
             "inputs": {"m": {"shape": ["batch", 1, "q_len", "kv_len"], "dtype": "bool"}},
         },
+        own=TWO_64,
     ),
 )
 

@@ -79,19 +79,61 @@ def _unserved(problem: Problem) -> Iterator[Rejection]:
         yield Rejection("documents in gluon_sm90", 0, 0, "not served")
 
 
-def smem_bytes(schedule: Schedule, problem: Problem) -> int:
-    """Shared memory of one program: tiles of q, k, v and output, barriers, and what roles share."""
+def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True) -> int:
+    """Shared memory of one program, exactly as Triton 3.6 to 3.8 allocate it.
+
+    Buffers lie one after the other, largest first, each from a multiple of 16 bytes on; then a byte
+    for each warp that is not of the first consumer.
+    """
+    end = 0
+    for size in sorted(_buffers(schedule, problem, return_lse=return_lse), reverse=True):
+        end = -(-end // 16) * 16 + size
+    return end + schedule.num_warps - 4
+
+
+def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Iterator[int]:
+    """Bytes of each buffer: tiles, barriers, the slot of the next tile, and what roles are given."""
     own = schedule.sm90 or Sm90()
-    tiles = ROWS * schedule.consumers * own.q_buffers * problem.head_dim_qk_padded
-    tiles += (
-        schedule.num_stages
-        * schedule.block_n
-        * (problem.head_dim_qk_padded + problem.head_dim_v_padded)
+    q_tiles = schedule.consumers * own.q_buffers
+    row_qk, row_v = (
+        width * problem.elem_bytes
+        for width in (problem.head_dim_qk_padded, problem.head_dim_v_padded)
     )
+    yield q_tiles * ROWS * row_qk
+    yield schedule.num_stages * schedule.block_n * row_qk
+    yield schedule.num_stages * schedule.block_n * row_v
     if own.separate_out:
-        tiles += ROWS * schedule.consumers * problem.head_dim_v_padded
-    barriers = 2 * schedule.consumers * own.q_buffers + 4 * schedule.num_stages
-    return tiles * problem.elem_bytes + 8 * barriers
+        yield schedule.consumers * ROWS * row_v
+    yield from [BARRIER * q_tiles] * 2
+    yield from [BARRIER * schedule.num_stages] * 4
+    if own.scheduler == "dynamic":
+        yield SLOT
+        yield from [BARRIER * 2] * 2
+    yield _given_to_roles(problem, own, return_lse=return_lse)
+
+
+BARRIER = 8
+SLOT = 2 * 32 * 4
+_POINTER, _INT, _RING, _TILES = 8, 4, 16, 28  # as arguments: a ring of barriers, one of tiles
+
+
+def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
+    """Bytes of the kernel's arguments and buffers that its roles use, handed over in memory."""
+    spec = problem.spec
+    tensor_maps, rings, tiles = 4, 6, 3 + own.separate_out
+    integers = 6 + (spec.heads.group is None) + (own.scheduler != "grid")
+    wide = int(return_lse) + 2 * (spec.sink != "none")
+    if own.scheduler == "dynamic":
+        rings += 3
+        wide += 1
+    for declared in spec.inputs:
+        if not declared.shape:
+            integers += 1
+            continue
+        moving = sum(extent != 1 for extent in declared.shape)
+        is_dense = "q_len" in declared.shape and declared.shape[-1] == "kv_len"
+        wide += 1 + moving - is_dense  # rows that are contiguous need no stride
+    return _POINTER * (tensor_maps + wide) + _RING * rings + _TILES * tiles + _INT * integers
 
 
 def least_regs_per_thread(schedule: Schedule, problem: Problem) -> int:
