@@ -31,13 +31,18 @@ def main(
     size: Annotated[
         int, typer.Option("--cases", help="Cases of the sample, from its start.")
     ] = SIZE,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the sample; the model was fitted on that of 0.")
+    ] = 0,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Only cases with TEXT in their id; repeatable."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Write DIR/triton-<version>.json and .md."),
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="Write DIR/triton-<version>.json and .md; -seed-N."
+        ),
     ] = None,
     machine_code: Annotated[
         bool, typer.Option(help="Make machine code too, of every sixth case and of those rejected.")
@@ -62,7 +67,7 @@ def main(
         typer.echo(render(load(from_record)), nl=False)
         return
     start, started = time.monotonic(), now()
-    cases = [c for c in sample(size) if not only or any(text in c.id for text in only)]
+    cases = [c for c in sample(size, seed) if not only or any(text in c.id for text in only)]
     compiled = compile_cases(
         cases,
         assembled_of(cases) if machine_code else (),
@@ -76,7 +81,7 @@ def main(
     rows = tuple(compare(case, found, version) for case, found in compiled.items())
     record = Record(
         environment=environment(),
-        command=command_line(size, only or (), machine_code=machine_code),
+        command=command_line(size, seed, only or (), machine_code=machine_code),
         started=started,
         seconds=round(time.monotonic() - start, 1),
         not_run=len(cases) - len(compiled),
@@ -84,7 +89,7 @@ def main(
     )
     typer.echo(render(record), nl=False)
     if out is not None:
-        write(record, out)
+        write(record, out, seed)
     if record.faults or record.not_run:
         raise typer.Exit(1)
 
@@ -110,8 +115,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def command_line(size: int, only: tuple[str, ...] | list[str], *, machine_code: bool) -> str:
+def command_line(
+    size: int, seed: int, only: tuple[str, ...] | list[str], *, machine_code: bool
+) -> str:
     words = ["python", "-m", "flashgen.bench.model_check", "--cases", str(size)]
+    words += ["--seed", str(seed)] if seed else []
     for text in only:
         words += ["--only", text]
     if not machine_code:
@@ -119,10 +127,10 @@ def command_line(size: int, only: tuple[str, ...] | list[str], *, machine_code: 
     return shlex.join(words)
 
 
-def write(record: Record, folder: Path) -> None:
+def write(record: Record, folder: Path, seed: int = 0) -> None:
     """The record and its report, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"triton-{record.environment['triton']}"
+    name = f"triton-{record.environment['triton']}" + (f"-seed-{seed}" if seed else "")
     for suffix, text in ((".json", record.to_json()), (".md", render(record))):
         temporary = folder / f".{name}{suffix}.partial"
         temporary.write_text(text, encoding="utf-8")
