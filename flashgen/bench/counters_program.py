@@ -26,12 +26,12 @@ FILLER_BYTES = 2**28  # five times the largest L2 that has been met
 
 
 def main(wanted: dict[str, Any]) -> None:
-    """Run the wanted cases, in their order, until the time is over."""
+    """Run the wanted cases, in their order, until the time is over; the first one in any case."""
     start = time.monotonic()
     device = torch.device("cuda", torch.cuda.current_device())
     filler = torch.ones(FILLER_BYTES // 4, device=device) if wanted["write_back"] else None
     for number, case_id in enumerate(wanted["cases"]):
-        if time.monotonic() - start > wanted["seconds"]:
+        if number and time.monotonic() - start > wanted["seconds"]:
             print(f"out of time before {case_id}", file=sys.stderr)
             return
         try:

@@ -65,10 +65,13 @@ def run_counters(run: Run, device: torch.device) -> None:
             ready.append(each)
         else:
             run.leave_out(each.case.id, error)
-    for number, order in enumerate(ORDERS):
+    while ready:
+        order = ready[0].case.loop_order
         part = [each for each in ready if each.case.loop_order == order]
-        if part and run.has_time_for(f"{order}, {len(part)} cases"):
-            left = (run.budget_s - run.seconds) / (len(ORDERS) - number)
+        share = len(part) / len(ready)  # of the time left, by what was asked for
+        ready = [each for each in ready if each.case.loop_order != order]
+        if run.has_time_for(f"{order}, {len(part)} cases"):
+            left = (run.budget_s - run.seconds) * share
             compiled = {each.case.id: known[each.job(target)] for each in part}
             _count(run, tool, metrics, part, compiled, left)
 

@@ -188,6 +188,33 @@ def test_a_counter_that_is_needed_and_not_there_is_named(
 
 
 @pytest.mark.usefixtures("fake_ncu")
+@pytest.mark.parametrize(
+    ("only", "shares"),
+    [
+        (("flash2/full/n4096/64x64",), [1.0]),
+        (("flash1/window/n16384",), [1.0]),
+        (("flash2/full/n4096/64x64", "flash1/full/n4096"), [0.25, 1.0]),
+    ],
+)
+def test_the_budget_is_shared_by_what_was_asked_for(
+    only: tuple[str, ...], shares: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def keep(*_: object, limit_s: float, **__: object) -> ncu.Profile:
+        limits.append(limit_s)
+        return ncu.Profile((), None, ())
+
+    monkeypatch.setattr(counters_suite, "_profile", keep)
+    run, _ = a_run(only, budget_s=6000.0)
+    run_counters(run, torch.device("cpu"))
+    cases = [case for case in counter_cases() if run.wants(case.id)]
+    orders = dict.fromkeys(case.loop_order for case in cases)
+    assert len(orders) == len(shares)
+    assert limits[::2] == limits[1::2] == pytest.approx([3000.0 * s for s in shares], rel=0.02)
+
+
+@pytest.mark.usefixtures("fake_ncu")
 def test_counters_that_are_only_wished_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "available", lambda tool, wished: ncu.NEEDED)
     run, said = a_run(("flash2/full/n4096/64x64",))
@@ -258,7 +285,9 @@ def test_cases_that_fail_are_said_and_time_ends_the_program(
         f"{ids[0]}: RuntimeError: no 0\n{ids[1]}: RuntimeError: no 1\n"
     )
     counters_program.main({"cases": ids, "write_back": False, "seconds": -1.0})
-    assert capsys.readouterr().err == f"out of time before {ids[0]}\n"
+    assert capsys.readouterr().err == (  # it was started for the first one
+        f"{ids[0]}: RuntimeError: no 0\nout of time before {ids[1]}\n"
+    )
 
 
 def test_the_program_gets_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
