@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from flashgen.bench import ncu
-from flashgen.bench.counter_cases import ORDERS, CounterCase, counter_cases
+from flashgen.bench.counter_cases import CounterCase, counter_cases
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
 from flashgen.compiler.choose import target_of, unserved_features
