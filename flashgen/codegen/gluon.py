@@ -102,7 +102,7 @@ def gluon_text(
     return GluonText(
         api=api_of(version),
         parameters=parameters_of(
-            [[*lse, ("next_tile_ptr", "next_tile")], *captured, [*sizes, *counts]]
+            [[*lse, ("next_tile_ptr", "next_tile")], *captured, sizes, counts]
         ),
         inputs=inputs,
         sizes=(*parameters_of([sizes]).names, *_TILES),

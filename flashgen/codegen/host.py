@@ -78,7 +78,7 @@ HOST_NAMES = frozenset(
     "grid out lse out_dtype q_max kv_max t tensor unit torch triton tl run SCHEDULES "
     "has_aligned_rows HEAD_DIM_V all any int float next zip inputs num_kv_splits launch heads "
     "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace "
-    "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast is_grid is_dynamic next_tile "
+    "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty next_tile "
     "fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max elsewhere "
     "RuntimeError".split()
 )
@@ -94,9 +94,10 @@ _IN_MODULE = frozenset(
     "torch triton tl run has_aligned_rows floor_div floor_mod exp_fp32 tanh attention_fwd "
     "attention_fwd_single_tile attention_fwd_flash1 attention_fwd_flash1_split attention_merge "
     "attention_fwd_sm90 fits_tma tensor_map gl gluon mbarrier tma fence_async_shared warpgroup_mma "
-    "warpgroup_mma_wait TensorDescriptor PORTABLE ROWS scale_rows accumulator by_thread beside "
-    "softmax_step scaled of_rows wait_full release fill rows_of skip barriers query_tile key_tiles "
-    "changed masked produce_tile producer next_tile store_rows attend_tile consumer "
+    "warpgroup_mma_wait TensorDescriptor PORTABLE ROWS scale_rows scale_rows_operands accumulator "
+    "by_thread beside softmax_step scaled of_rows wait_full release fill rows_of skip tiles barriers "
+    "query_tile key_tiles changed masked produce_tile producer next_tile store_rows attend_tile "
+    "consumer "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )
