@@ -95,7 +95,8 @@ def layers(spec: AttentionSpec, shape: Shape, a: Arguments) -> dict[str, Call]:
 
     launch: `kernel[grid](...)` with its arguments at hand; compiled: `compiled[grid](...)`, which
     a repeated call makes; run: the generated module's `run`, which works out grid, strides and
-    alignment, and is given its output; look-up: by which a repeated call finds what to launch;
+    alignment, and is given its output; config: by which a call with new lengths finds its schedule
+    (a repeated call does without); look-up: by which a repeated call finds what to launch;
     callable: everything, checks and a new output included; sdpa: scaled_dot_product_attention on
     the same q, k, v, without the mask.
     """
@@ -103,7 +104,8 @@ def layers(spec: AttentionSpec, shape: Shape, a: Arguments) -> dict[str, Call]:
     attention(a.q, a.k, a.v, **a.others)
     found, path = plan(spec, target_of(a.q.device), has_lse=False)
     module = load_module(path, interpreted=a.q.device.type == "cpu")
-    schedule = dict(found.choices)[bucket_of(shape.q_len, shape.kv_len)]
+    configs = dict(found.choices)
+    schedule = configs[bucket_of(shape.q_len, shape.kv_len)]
     kernel = getattr(module, dict(found.entries)[kernel_kinds(schedule)[0]])
     launch_options = options(schedule)
     out = torch.empty_like(attention(a.q, a.k, a.v, **a.others))
@@ -115,6 +117,7 @@ def layers(spec: AttentionSpec, shape: Shape, a: Arguments) -> dict[str, Call]:
     return {
         "launch": lambda: grid_kernel(*recorded.positional, **recorded.named),
         **_compiled(kernel, recorded),
+        "config": lambda: configs[bucket_of(shape.q_len, shape.kv_len)],
         "look-up": lambda: kept[signature(a.q, a.k, a.v, others)],
         "run": lambda: module.run(kernel, launch_options, *run_arguments),
         "callable": lambda: attention(a.q, a.k, a.v, **others),

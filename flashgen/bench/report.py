@@ -384,7 +384,8 @@ def _dispatch(record: Record) -> list[str]:
         if "look-up" in names:
             note += (
                 " A repeated `callable` is a `look-up` of what its arguments need, a new output "
-                "and a launch of the `compiled` kernel."
+                "and a launch of the `compiled` kernel. `config` finds the schedule of a call with "
+                "new lengths; a repeated call does without."
             )
         times = table(["case", *names], rows)
         parts.append(f"## Host time of a repeated call\n\n{note}\n\n{times}")
