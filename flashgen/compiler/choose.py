@@ -41,10 +41,11 @@ def compile(  # noqa: A001 -- the public name; a module-level builtin is not nee
     """A callable `(q, k, v, **inputs) -> out`, or `(out, lse)` with `return_lse`.
 
     target: a GPU id (`flashgen list --targets`) or None, the GPU that the tensors are on; schedule:
-    one schedule for all lengths instead of the chosen ones; tune: "auto" tunes at the first call of
-    each shape bucket that has no tuned config, None never tunes. Nothing is generated or compiled
-    before the first call. Raises NotServedError for a spec that no kernel family serves,
-    ScheduleError for one that fits no tile.
+    one for all lengths that its kernel can take, instead of the chosen ones; tune: "auto" tunes at
+    the first call of each shape bucket that has no tuned config, None never tunes. Nothing is
+    generated or compiled before the first call. Raises NotServedError for a spec that no kernel
+    family serves; its first call ScheduleError, for one that fits no tile or a schedule that does
+    not fit.
     """
     from flashgen.runtime.launch import Attention
 
@@ -120,7 +121,10 @@ def plan(
 
 
 def choose(problem: Problem, schedule: Schedule | None) -> list[tuple[Bucket, Schedule]]:
-    """The schedule of every shape bucket: the given one, or the untuned best guess."""
+    """The schedule of every shape bucket: the given one, or the untuned best guess.
+
+    That also where the given one is a single tile that does not hold all keys of the bucket.
+    """
     from flashgen.schedule.space import check, default_schedule
 
     if schedule is None:
@@ -130,7 +134,10 @@ def choose(problem: Problem, schedule: Schedule | None) -> list[tuple[Bucket, Sc
         from flashgen.errors import ScheduleError
 
         raise ScheduleError(f"schedule {schedule}: {rejection}", [rejection])
-    return [(bucket, schedule) for bucket in all_buckets()]
+    if schedule.kernel == "loop":
+        return [(bucket, schedule) for bucket in all_buckets()]
+    fits = {bucket: check(schedule, problem, bucket) is None for bucket in all_buckets()}
+    return [(b, schedule if fit else default_schedule(problem, b)) for b, fit in fits.items()]
 
 
 def target_of(device: torch.device) -> Target:

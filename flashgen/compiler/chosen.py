@@ -34,11 +34,11 @@ class Chosen:
 
 
 def untuned(problem: Problem, schedule: Schedule | None) -> Chosen:
-    """The given schedule for all buckets, or the default of each."""
+    """The given schedule for all buckets that it can serve, else the default of each."""
     from flashgen.compiler.choose import choose
 
     choices = tuple(choose(problem, schedule))
-    return Chosen(choices, (GIVEN if schedule else DEFAULT,) * len(choices))
+    return Chosen(choices, tuple(GIVEN if c == schedule else DEFAULT for _, c in choices))
 
 
 def tuned(problem: Problem, tables: Tables) -> Chosen:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flashgen
-from flashgen import AttentionSpec, FlashgenError, Schedule
+from flashgen import AttentionSpec, FlashgenError, Schedule, reference
 from flashgen.compiler import compare
 from flashgen.spec.model import HeadDim, Window
 from flashgen.spec.parts import Shape
@@ -122,3 +122,14 @@ def test_numbers_of_other_libraries(number: Any) -> None:
 
 def test_booleans_of_numpy() -> None:
     assert AttentionSpec(head_dim=16, dtype="fp16", deterministic=np.False_).deterministic is False
+
+
+@pytest.mark.filterwarnings("ignore::flashgen.errors.FlashgenWarning")
+@pytest.mark.parametrize("kv_len", [1, 32, 33, 200])
+def test_a_single_tile_serves_no_more_keys_than_it_holds(kv_len: int) -> None:
+    """Longer ones get the usual schedule: they were cut after 32 keys."""
+    one_tile = Schedule(kernel="single_tile", block_m=16, block_n=32, num_warps=4, num_stages=1)
+    q, k, v = (torch.randn(1, 1, length, 16).half() for length in (9, kv_len, kv_len))
+    attend = flashgen.compile(SPEC, target="nvidia-h200", schedule=one_tile)
+    expected, _ = reference.attention(SPEC, q, k, v)
+    torch.testing.assert_close(attend(q, k, v).double(), expected, atol=2e-3, rtol=0)

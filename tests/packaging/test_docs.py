@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from flashgen import errors, parse_spec, settings
 from flashgen.cli.main import app
 from flashgen.compiler.choose import check_served
 from flashgen.runtime.interpret import check_interpreter
-from flashgen.schedule.model import all_buckets
+from flashgen.schedule.model import Schedule, all_buckets
 from flashgen.spec.parts import EXTENTS, FUNCTIONS, SYMBOLS
 from flashgen.spec.read import FIELDS
 
@@ -68,6 +69,20 @@ def test_the_architecture_follows_a_real_spec() -> None:
     )
     assert result.attempted > 20
     assert result.failed == 0
+
+
+@pytest.mark.filterwarnings("ignore::flashgen.errors.FlashgenWarning")
+def test_schedules_are_described_and_their_examples_run() -> None:
+    check_interpreter()
+    path = CHECKOUT / "docs" / "schedules.md"
+    result = doctest.testfile(str(path), module_relative=False, optionflags=doctest.REPORT_NDIFF)
+    assert result.attempted > 8
+    assert result.failed == 0
+    for field in fields(Schedule):
+        default = "required" if field.default is MISSING else f"`{field.default}`"
+        row = re.search(rf"^\| `{field.name}` \|.*\| (.*) \|$", path.read_text("utf-8"), re.M)
+        assert row is not None, field.name
+        assert row[1].strip("`") == default.strip("`"), field.name
 
 
 def test_every_field_symbol_and_function_of_the_language_is_described() -> None:
