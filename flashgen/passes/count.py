@@ -156,8 +156,8 @@ class Visits:
 
     `tiles` pairs are visited. `first_visits` counts the pairs of a query tile and a split of the
     keys that have a visited tile: the query tiles themselves, where the keys are not split and
-    every one sees a key. `keys` lie in key tiles that are visited by some query tile, `key_tiles`
-    from the first to the last of them in each span of the mask: what flash1's outer loop walks.
+    every one sees a key. `keys` lie in key tiles that are visited by some query tile; `key_tiles`
+    are what flash1's outer loop walks, from the first to the last of those in each span.
     """
 
     tiles: int
