@@ -211,7 +211,7 @@ class _Allocation:
             need = kept + sp.Add(*(size(tile) for tile in read))
             takes_probs = any(tile in self.probs for tile in inputs)
             if takes_probs:
-                need += self.exchange()
+                need += self.exchange() + self.row_factor()
             else:  # an fp32 kernel loads k, part by part, only after that
                 before = kept if self.unit == "fma" else need
                 needs += [before + each for each in self.early_conversions()]
@@ -268,12 +268,15 @@ class _Allocation:
         return sp.Piecewise((needed, side_by_side), (sp.Integer(0), True))
 
     def epilogue(self) -> sp.Expr:
-        """The output tile changes its layout through shared memory before it is stored."""
+        """The output tile changes its layout through shared memory before it is stored.
+
+        Results of fma are stored in the layout that they have.
+        """
         return largest(
             tile.bytes
             for op in self.graph.of_kind(ops.Store)
             for tile in self.graph.inputs(op)
-            if len(tile.shape) > 1 and not self.state
+            if len(tile.shape) > 1 and not self.state and self.unit != "fma"
         )
 
     def state_changes(self) -> list[sp.Expr]:
@@ -300,6 +303,13 @@ class _Allocation:
         if self.unit == "mma" and all(get_dtype(tile.dtype).bytes == 4 for tile in self.probs):
             return scratch.call(scratch.mma_rows, *numbers)
         return sp.Integer(0)
+
+    def row_factor(self) -> sp.Expr:
+        """Scratch of the factor that rescales a row of the output, beside probs (fma)."""
+        if self.triton is None or self.unit != "fma" or self.state:
+            return sp.Integer(0)
+        numbers = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
+        return scratch.call(scratch.fma_factor, *numbers)
 
     def late_conversions(self, *, has_ids: bool) -> list[sp.Expr]:
         """Scratch of masks that are not staged, and of comparing ids."""

@@ -154,6 +154,12 @@ def fma_rows(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int
     return NUMBER_BYTES * block_m * across
 
 
+def fma_factor(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int:
+    """Bytes of the factor of each row's output, which other warps have than its scores."""
+    scores, output = (_fma_layout(block_m, n, num_warps) for n in (block_n, head_dim_v))
+    return NUMBER_BYTES * block_m * int(scores != output)
+
+
 def _fma_layout(block_m: int, columns: int, num_warps: int) -> tuple[int, int]:
     """Rows of one warp, and warps abreast, of a result with so many columns."""
     each = block_m * columns // (WARP_SIZE * num_warps)
@@ -194,6 +200,7 @@ FUNCTIONS: Mapping[str, Callable[..., int]] = {
         compared_ids,
         mma_rows,
         fma_rows,
+        fma_factor,
         with_gap,
         tmem_probs,
     )

@@ -66,12 +66,15 @@ def test_kernels_as_they_are_compiled_here(tmp_path: Path) -> None:
     assert rows[1].launchable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_the_model_agrees_with_what_was_compiled(path: Path) -> None:
     """Each case of the committed record, compared again with the model as it is now."""
     record = load(path)
     version = nearest_triton(record.environment["triton"])
-    cases = {each.id: each for each in sample(len(record.rows) + record.not_run)}
+    _, _, seed = path.stem.partition("-seed-")
+    size = len(record.rows) + record.not_run
+    cases = {each.id: each for each in sample(size, int(seed or 0))}
     rows = [compare(cases[row.id], _compiled(row), version) for row in record.rows]
     now = dataclasses.replace(record, rows=tuple(rows))
     assert [row.id for row in now.faults] == []
@@ -85,6 +88,12 @@ def test_three_versions_of_triton_are_on_record() -> None:
     versions = {nearest_triton(load(path).environment["triton"]) for path in RECORDS}
     assert versions == set(on_chip.KNOWN_TRITON)
     assert max(len(load(path).rows) for path in RECORDS) >= 400
+
+
+def test_a_sample_that_the_model_was_not_fitted_on_is_on_record() -> None:
+    held_out = [load(path) for path in RECORDS if "-seed-" in path.stem]
+    assert max(len(record.rows) for record in held_out) >= 400
+    assert all("--seed" in record.command for record in held_out)
 
 
 def test_the_report_is_made_from_the_record_alone() -> None:
