@@ -75,6 +75,7 @@ def test_both_orders_are_checked_and_timed() -> None:
     assert render(again) == render(record)
 
 
+@pytest.mark.slow
 def test_the_suite_runs_by_name_and_stops_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     class FakeCompiling:
         def __enter__(self) -> FakeCompiling:

@@ -91,6 +91,7 @@ def test_a_worker_reports_each_name_and_goes_on_after_an_error() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_worker_itself_speaks_this_language(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "MODULE", "flashgen.bench.worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(flashgen.__file__).parents[1]))

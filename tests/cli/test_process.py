@@ -107,6 +107,7 @@ def test_build_and_its_manifest(tmp_path: Path) -> None:
         assert "..." in done.stderr  # progress
 
 
+@pytest.mark.slow
 def test_build_without_verifying_says_so(tmp_path: Path) -> None:
     spec, out = tmp_path / "tiny.yaml", tmp_path / "out"
     spec.write_text(MINIMAL, "utf-8")

@@ -139,6 +139,7 @@ def test_golden(case: str, golden: Callable[[str, str], None]) -> None:
     golden(f"render/{case}.py", rendered(spec_of(case)).text)
 
 
+@pytest.mark.slow
 def test_the_hash_seed_plays_no_part() -> None:
     """Two processes with different orders of sets and dicts write the same text."""
     tests = Path(__file__).parent

@@ -70,7 +70,7 @@ def test_every_format_and_head_dim(head_dim: Any, dtype: Any, splits: int) -> No
     [(0, 20), (20, 0), (0, 0), (1, 1), (1, 70), (15, 17), (16, 16), (17, 32), (64, 1), (65, 33)],
 )
 def test_every_length(q_len: int, kv_len: int, splits: int) -> None:
-    """9 splits are asked for: more than key tiles. Without keys: output 0 and lse -inf, with a sink the sink."""
+    """9 splits are more than key tiles. Without keys: output 0 and lse -inf, or the sink."""
     for fields in ({}, {"mask": "causal", "sink": "per_head"}):
         spec = {"head_dim": 16, "dtype": "fp16", **fields}
         assert_right(spec, (1, 1, 1, q_len, kv_len), splits)

@@ -280,6 +280,7 @@ def test_nothing_to_compute_is_not_launched() -> None:
     assert counts(attention) == (1, 0)
 
 
+@pytest.mark.slow
 def test_threads_share_it() -> None:
     attention, plain = on_fake_gpu(PLAIN), compile_spec(PLAIN, target=TARGET, schedule=TILE)
     calls = [qkv(seed, q_len=5 + seed % 2) for seed in range(12)]

@@ -57,6 +57,7 @@ def test_trials_to_a_share_of_the_optimum() -> None:
     assert Replay("random", ((1.5,),)).trials_to() == float("inf")
 
 
+@pytest.mark.slow
 def test_the_report_has_every_sampler(
     data: Exhaustive,
     tmp_path: Path,

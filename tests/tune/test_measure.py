@@ -146,6 +146,7 @@ def test_a_race_that_ends_its_process_is_run_again_and_then_each_alone() -> None
     }
 
 
+@pytest.mark.slow
 def test_each_device_has_a_worker_and_they_work_at_the_same_time() -> None:
     made = all_compiled(devices=(0, 1, 2))
     try:

@@ -250,6 +250,7 @@ def start_ranks(count: int, **more: str) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_of_a_jobs_ranks_one_tunes_and_all_have_the_same() -> None:
     done = [process.communicate() for process in start_ranks(3, WORLD_SIZE="3")]
     assert all(not err for _, err in done), done
@@ -258,6 +259,7 @@ def test_of_a_jobs_ranks_one_tunes_and_all_have_the_same() -> None:
     assert sorted(int(count) for count, _ in lines)[:2] == [0, 0]
 
 
+@pytest.mark.slow
 def test_two_tunes_of_one_spec_share_the_study() -> None:
     done = [process.communicate() for process in start_ranks(2)]
     assert all(not err for _, err in done), done

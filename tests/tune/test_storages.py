@@ -114,6 +114,7 @@ def check_whole(kept: Trials, log: Path, killed: set[str]) -> None:
         assert count <= 1 + at_it, f"{name} was measured {count} times"
 
 
+@pytest.mark.slow
 def test_four_workers_two_are_killed_no_trial_is_lost_or_doubled(
     shared: str, tmp_path: Path
 ) -> None:
@@ -432,6 +433,7 @@ def test_an_unreachable_server_is_said_within_seconds(
     golden("tune/unreachable-grpc.txt", text)
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Postgres()
     monkeypatch.setattr(study, "RETRIES_S", (0.05,))

@@ -1,4 +1,4 @@
-"""The page of tuned configs: what it says, and that the committed one is of the committed tables."""
+"""The page of tuned configs: what it says, and that the committed one is of these tables."""
 
 from __future__ import annotations
 
