@@ -12,7 +12,7 @@ spec
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
   q_len any, kv_len <= 64: single_tile flash2 64x64 4 warps 1 stages, 36864 B of 232448 B
-  q_len any, kv_len any: loop flash2 64x32 4 warps 1 stages, 32768 B of 232448 B
+  q_len any, kv_len any: loop flash2 64x32 4 warps 1 stages, 33024 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
