@@ -113,7 +113,7 @@ def grid_programs(schedule: Schedule, shape: Shape) -> int:
 
 
 def for_shape(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
-    """`schedule` as a call of this shape runs it: with a number of splits, at most one a key tile."""
+    """`schedule` as a call of this shape runs it: with splits, of which none lacks a key tile."""
     splits = schedule.num_kv_splits
     if splits is None:
         splits = splits_that_fill(problem, schedule, shape)
