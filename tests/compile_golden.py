@@ -6,7 +6,7 @@ to 16 bytes; those of the first module also for sm_80, and for rows of any align
 what differs between versions of triton, and takes two minutes; all combinations take twenty.)
 
 Modules of tests/golden/render_sm90 are rendered anew, since their text follows the version of
-triton: none may spill or have matrix instructions that wait for each other, and each takes the
+triton, with lse and without: none may spill or have matrix instructions that wait for each other, and each takes the
 shared memory of its budget to the byte. Ends with a line that counts, and 1 if any failed.
 """
 
@@ -124,15 +124,16 @@ def _compile_anew(module: ModuleType, problem: Problem) -> int:
             group_mb=options["group_mb"],
         ),
     )
-    plan = generate(problem, [(Bucket(None, None), schedule)], has_lse=True, origin="golden")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{plan.name}.py"
-        path.write_text(plan.text, encoding="utf-8")
-        made = compile_schedule(problem, plan, _load(path), schedule, aligned=True)
-    needs = sm90.smem_bytes(schedule, problem)
-    if made.smem_bytes != needs:
-        raise CompileError(f"{schedule}: {made.smem_bytes} B shared, the budget says {needs} B")
-    return 1
+    for has_lse in (True, False):
+        plan = generate(problem, [(Bucket(None, None), schedule)], has_lse=has_lse, origin="golden")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{plan.name}.py"
+            path.write_text(plan.text, encoding="utf-8")
+            made = compile_schedule(problem, plan, _load(path), schedule, aligned=True)
+        needs = sm90.smem_bytes(schedule, problem, return_lse=has_lse)
+        if made.smem_bytes != needs:
+            raise CompileError(f"{schedule}: {made.smem_bytes} B shared, the budget says {needs} B")
+    return 2
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ STEP_S = 25.0  # without a word, between calls
 WORKERS = 6  # processes at a time while nothing is timed
 STRIDES: tuple[Literal["plain", "transposed"], ...] = ("plain", "transposed")
 LENGTHS = (512, 2048, 16384)
+VARIANT_LENGTHS = (4096,)
 TOKENS, HIDDEN = 16384, 2048
 
 
@@ -119,7 +120,7 @@ def main() -> None:
             right.setdefault(job.task["variant"], []).append(job.task["schedule"])
         _write(options.out, record)
     if not options.no_timing:
-        for job in run_jobs(list(_timing_jobs(right)), 1, end):
+        for job in run_jobs(list(_timing_jobs(right, options.device)), 1, end):
             record["timings"] += job.said
             for each in job.said:
                 print(_timing_line(each), flush=True)
@@ -137,15 +138,12 @@ def _check_jobs(chosen: Sequence[Variant], device: str) -> Iterator[Job]:
             )
 
 
-def _timing_jobs(right: dict[str, list[int]]) -> Iterator[Job]:
-    for dim in HEAD_DIMS:
-        for mask in ("", "-causal"):
-            name = f"plain-d{dim}{mask}"
-            if right.get(name):
-                yield Job(
-                    f"timing {name}",
-                    {"what": "time", "variant": name, "schedules": sorted(right[name])},
-                )
+def _timing_jobs(right: dict[str, list[int]], device: str) -> Iterator[Job]:
+    plain = [f"plain-d{dim}{mask}" for dim in HEAD_DIMS for mask in ("", "-causal")]
+    for name in (*plain, *(v.name for v in VARIANTS if not v.plain)):
+        if right.get(name):
+            task = {"what": "time", "variant": name, "schedules": sorted(right[name])}
+            yield Job(f"timing {name}", {**task, "device": device})
 
 
 def _checked(job: Job) -> dict[str, Any]:
@@ -177,7 +175,7 @@ def _check_line(found: dict[str, Any]) -> str:
 
 def _timing_line(each: dict[str, Any]) -> str:
     shown = "  ".join(f"{name} {value}" for name, value in each["tflops"].items())
-    return f"d{each['head_dim']} N={each['length']} {each['mask'] or 'full'}: {shown}"
+    return f"{each['variant']} N={each['length']}: {shown}"
 
 
 def _write(out: Path, record: dict[str, Any]) -> None:
@@ -258,33 +256,37 @@ def _time(channel: Connection, task: dict[str, Any]) -> None:
     from torch.nn.attention import SDPBackend
 
     from flashgen.bench.peers import sdpa
+    from flashgen.bench.work import count_work
     from flashgen.compiler.choose import compile as compile_spec
     from flashgen.spec.parts import Shape
     from flashgen.tune.clock import CudaClock
     from flashgen.tune.summary import summarise
     from flashgen.tune.tensors import draw
-    from flashgen.tune.timing import Failure, alternate, plan_burst
+    from flashgen.tune.timing import Failure, alternate, describe, plan_burst
 
     variant = _variant(task["variant"])
-    spec, clock = variant.spec, CudaClock()
-    dim, causal = spec.head_dim.qk, bool(spec.mask)
-    contestants: dict[str, Any] = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, causal=causal)}
+    spec, clock, device = variant.spec, CudaClock(), task["device"]
+    contestants: dict[str, Any] = {}
+    if variant.plain:
+        cudnn = sdpa(SDPBackend.CUDNN_ATTENTION, causal=bool(spec.mask))
+        contestants["cudnn"] = cudnn
     for number in task["schedules"]:
         schedule = variant.schedules[number]
         contestants[str(schedule)] = _attend(compile_spec(spec, schedule=schedule))
     contestants["portable"] = _attend(compile_spec(spec))
     with torch.no_grad():
-        for length in LENGTHS:
+        for length in LENGTHS if variant.plain else VARIANT_LENGTHS:
             _say(channel, f"timing N={length}", COMPILE_S)
-            heads = HIDDEN // dim
+            heads = HIDDEN // spec.head_dim.v
             shape = Shape(TOKENS // length, heads, heads, length, length)
-            arguments = draw(spec, shape, seed=length, device="cuda")
-            bursts = {
-                name: plan_burst([partial(attend, arguments)], clock, graph=True)
-                for name, attend in contestants.items()
-            }
-            flops = 4 * shape.batch * heads * length * length * dim * (0.5 if causal else 1)
-            tflops = {}
+            arguments = draw(spec, shape, seed=length, device=device)
+            bursts, tflops = {}, {}
+            for name, attend in contestants.items():
+                try:
+                    bursts[name] = plan_burst([partial(attend, arguments)], clock, graph=True)
+                except Exception as error:  # one contestant's failure is a result
+                    tflops[name] = describe(error)
+            flops = count_work(spec, shape, arguments.inputs, device=device).matmul_flops
             for name, samples in alternate(bursts, clock, pause_s=0.2).items():
                 if isinstance(samples, Failure):
                     tflops[name] = samples.reason
@@ -292,7 +294,7 @@ def _time(channel: Connection, task: dict[str, Any]) -> None:
                 s = summarise(samples)
                 rates = [round(flops / ms / 1e9) for ms in (s.median, s.p80, s.p20)]
                 tflops[name] = f"{rates[0]} ({rates[1]}-{rates[2]})"
-            found = {"head_dim": dim, "length": length, "mask": "causal" if causal else ""}
+            found = {"variant": variant.name, "length": length}
             how = {name: burst.how for name, burst in bursts.items()}
             channel.send(("result", {**found, "tflops": tflops, "how": how}))
 

@@ -58,7 +58,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], Schedule]] = {
             "score": {"alibi": "slopes"},
             "inputs": {"slopes": {"shape": ["q_heads"], "dtype": "fp32"}},
         },
-        LONG,
+        hopper(2, 128, 2),  # a persistent one spills 24 to 44 bytes with Triton 3.6
     ),
     "window": (
         {"head_dim": 128, "dtype": "bf16", "mask": WINDOW},
@@ -131,10 +131,11 @@ def test_a_module_imports_torch_and_triton_only(case: str) -> None:
     }
 
 
+@pytest.mark.parametrize("has_lse", [True, False])
 @pytest.mark.parametrize("case", GOLDEN)
-def test_nothing_is_assigned_and_left_unused(case: str) -> None:
+def test_nothing_is_assigned_and_left_unused(case: str, *, has_lse: bool) -> None:
     """A name that begins with _ says that a result of several is not wanted."""
-    for function in ast.parse(rendered(case).text).body:
+    for function in ast.parse(rendered(case, has_lse=has_lse).text).body:
         if not isinstance(function, ast.FunctionDef):
             continue
         names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]

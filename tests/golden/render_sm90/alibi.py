@@ -13,7 +13,7 @@ spec
     slopes: {shape: [q_heads], dtype: fp32}
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197352 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages grid output through q's buffer 32 MiB abreast, 164216 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -744,7 +744,7 @@ SM_COUNT = 132  # of NVIDIA H200 SXM
 
 # q_len up to, kv_len up to (None: any) -> kernel and its options. First match wins.
 SCHEDULES = (
-    (None, None, attention_fwd_sm90, dict(BLOCK_N=128, CONSUMERS=2, STAGES=2, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, num_warps=4, group_mb=32)),
+    (None, None, attention_fwd_sm90, dict(BLOCK_N=128, CONSUMERS=2, STAGES=2, Q_BUFFERS=1, SCHEDULER="grid", SEPARATE_OUT=False, num_warps=4, group_mb=32)),
 )
 
 # Of attention_fwd, which serves tensors that TMA cannot take, and the CPU.
