@@ -62,7 +62,6 @@ def _spec_lines(spec: AttentionSpec) -> list[str]:
 
 
 def _schedule_lines(problem: Problem, choices: Sequence[tuple[Bucket, Schedule]]) -> list[str]:
-    from flashgen.schedule import sm90
     from flashgen.schedule.budget import budget_for
 
     limit = problem.target.smem_per_block_bytes
@@ -71,11 +70,7 @@ def _schedule_lines(problem: Problem, choices: Sequence[tuple[Bucket, Schedule]]
         groups.setdefault(schedule, []).append(bucket)
     lines = []
     for schedule, buckets in groups.items():
-        smem = (
-            sm90.smem_bytes(schedule, problem)
-            if schedule.family == "gluon_sm90"
-            else budget_for(problem, schedule).smem_bytes_of(schedule)
-        )
+        smem = budget_for(problem, schedule).smem_bytes_of(schedule)
         lines.append(f"  {buckets[-1]}: {schedule}, {smem} B of {limit} B")
     return lines
 

@@ -78,8 +78,8 @@ HOST_NAMES = frozenset(
     "grid out lse out_dtype q_max kv_max t tensor unit torch triton tl run SCHEDULES "
     "has_aligned_rows HEAD_DIM_V all any int float next zip inputs num_kv_splits launch heads "
     "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace "
-    "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty next_tile "
-    "fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max elsewhere "
+    "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty "
+    "next_tile fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max elsewhere "
     "RuntimeError".split()
 )
 

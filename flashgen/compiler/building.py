@@ -187,7 +187,7 @@ def build(
         folder.make()
         compilers.submit(problem, plan, path, jobs)
         verification = None
-        if verify:
+        if verify and _can_run(plan, device):
             verification = verify_plan(spec, chosen, plan, path, device=device, progress=say)
         compiled = {}
         for number, (job, found) in enumerate(compilers.results(), 1):
@@ -201,6 +201,11 @@ def build(
         except VerificationError as error:
             raise VerificationError(f"{error}\n  hint: {result.report} has every case.") from None
     return result
+
+
+def _can_run(plan: Plan, device: torch.device) -> bool:
+    """Whether the kernels of all schedules run on `device`: Gluon has no interpreter."""
+    return device.type != "cpu" or all(s.family == "triton" for _, s in plan.choices)
 
 
 def module_name(plan: Plan) -> str:
@@ -318,7 +323,12 @@ def _written(
         out=folder.path,
         kernels=tuple(kernels),
         verification=verification,
-        warnings=(*spec.warnings(), *plan.notes, *_kernel_warnings(kernels)),
+        warnings=(
+            *spec.warnings(),
+            *plan.notes,
+            *_kernel_warnings(kernels),
+            *_family_warnings(plan),
+        ),
         not_served=("backward",) if spec.backward else (),
         versions=_versions(),
     )
@@ -371,6 +381,18 @@ def _kernel_warnings(kernels: Sequence[BuiltKernel]) -> list[str]:
         f"{kernel.spill_bytes} B of registers spilled per thread"
         for kernel in kernels
         if kernel.spill_bytes
+    ]
+
+
+def _family_warnings(plan: Plan) -> list[str]:
+    """What a user of Hopper kernels must know."""
+    if all(schedule.family == "triton" for _, schedule in plan.choices):
+        return []
+    return [
+        "kernels of the family gluon_sm90 run on a GPU of compute capability 9.0 only, and are not "
+        "verified without one; tensors that TMA cannot take (strides that are no multiples of 16 "
+        "bytes, an unaligned start, expanded dimensions) are served by the portable kernel",
+        "a NaN or infinity in a value that some rows of a key tile do not see reaches their output",
     ]
 
 

@@ -284,6 +284,8 @@ def _notes(
             "computes, not what a GPU's compiler makes of it"
             + (", and computes bf16 in fp32" if "bf16" in (spec.dtype.q, spec.dtype.kv) else "")
         )
+    if interpreted and any(schedule.family == "gluon_sm90" for schedule in schedules):
+        notes.append("no kernel of the family gluon_sm90 ran: the portable one beside it did")
     longest = max((case.shape.kv_len for case in cases), default=0)
     beyond = [str(edge) for edge in edge_lengths(spec) if edge >= longest]
     if beyond:

@@ -49,6 +49,7 @@ from flashgen.passes.lower import (
     order_of,
 )
 from flashgen.problem import Problem
+from flashgen.schedule import sm90
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.on_chip import (
     TritonVersion,
@@ -169,12 +170,19 @@ class Budget:
         return int(compiled(block_m, block_n, *dims))
 
     def smem_bytes_of(self, schedule: Schedule, triton: TritonVersion | None = None) -> int:
-        """Shared memory that Triton (None: the one here) will allocate for `schedule`, in bytes."""
+        """Shared memory that Triton (None: the one here) will allocate for `schedule`, in bytes.
+
+        Of the family gluon_sm90: in any version, of a kernel that writes lse.
+        """
+        if schedule.family == "gluon_sm90":
+            return sm90.smem_bytes(schedule, self.problem)
         formula = self._smem(self.unit(schedule), triton or installed_triton())
         return int(formula(*self._numbers(schedule)))
 
     def least_smem_bytes_of(self, schedule: Schedule) -> int:
         """A lower bound of `smem_bytes_of`, whatever the version of Triton."""
+        if schedule.family == "gluon_sm90":
+            return sm90.smem_bytes(schedule, self.problem, return_lse=False)
         return int(self._smem(self.unit(schedule), None)(*self._numbers(schedule)))
 
     def _smem(self, unit: MatmulUnit, triton: TritonVersion | None) -> Callable[..., float]:
@@ -190,6 +198,8 @@ class Budget:
 
         An fma matmul keeps about FMA_REGS_PER_RESULT operands at hand for each result (measured).
         """
+        if schedule.family == "gluon_sm90":
+            return sm90.least_regs_per_thread(schedule, self.problem)
         tiles = self._regs(*self._numbers(schedule))
         fma = self.unit(schedule) == "fma"
         return math.ceil(tiles * (FMA_REGS_PER_RESULT if fma else 1))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from flashgen.passes.visibility import visibility
 from flashgen.problem import Problem
-from flashgen.schedule.model import Rejection, Schedule, Sm90
+from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90
 
 # Consumer warpgroups -> registers a thread of a consumer and of the producer: 64 Ki of an SM.
 REGISTERS: Mapping[int, tuple[int, int]] = {2: (240, 24), 3: (160, 32)}
 ROWS = 64  # of a consumer warpgroup
 MAX_HEAD_DIM = 256
 MAX_STAGES = 4
+MAX_Q_BUFFERS = 2
 BLOCKS_N: tuple[int, ...] = (64, 128)
 
 
@@ -39,10 +41,9 @@ def _rejections(schedule: Schedule, problem: Problem) -> Iterator[Rejection]:
         yield Rejection("maxnreg of gluon_sm90", schedule.maxnreg, 0, "not served")
     if schedule.num_kv_splits != 1:
         yield Rejection("num_kv_splits of gluon_sm90", schedule.num_kv_splits or 0, 1, "exactly")
-    if own.q_buffers > 1 and own.scheduler == "grid":
-        yield Rejection("q_buffers of a grid", own.q_buffers, 1)
-    if own.q_buffers > MAX_Q_BUFFERS:
-        yield Rejection("q_buffers", own.q_buffers, MAX_Q_BUFFERS)
+    most = 1 if own.scheduler == "grid" else MAX_Q_BUFFERS
+    if own.q_buffers > most:
+        yield Rejection(f"q_buffers of scheduler {own.scheduler}", own.q_buffers, most)
     if not own.separate_out and problem.head_dim_qk_padded != problem.head_dim_v_padded:
         yield Rejection("separate_out where head dims differ", 0, 1, "at least")
     smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
@@ -53,7 +54,23 @@ def _rejections(schedule: Schedule, problem: Problem) -> Iterator[Rejection]:
         yield Rejection("regs_per_thread", regs, share)
 
 
-MAX_Q_BUFFERS = 2
+def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
+    """Every schedule of the family for `bucket`, feasible or not; none for short queries or keys."""
+    if bucket.q_len_max is not None or bucket.kernel == "single_tile":
+        return
+    for consumers, block_n, num_stages in product(REGISTERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
+        for scheduler, separate_out, group_mb in product(SCHEDULERS, (False, True), GROUPS_MB):
+            yield Schedule(
+                family="gluon_sm90",
+                block_m=ROWS * consumers,
+                block_n=block_n,
+                num_warps=4 * (consumers + 1),
+                num_stages=num_stages,
+                sm90=Sm90(scheduler=scheduler, separate_out=separate_out, group_mb=group_mb),
+            )
+
+
+GROUPS_MB = (4, 32)
 
 
 def _unserved(problem: Problem) -> Iterator[Rejection]:

@@ -16,7 +16,7 @@ from flashgen.passes.lower import Order, order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
 from flashgen.schedule import sm90
 from flashgen.schedule.budget import Budget, budget, budget_for
-from flashgen.schedule.model import Bucket, Rejection, Schedule
+from flashgen.schedule.model import Bucket, Family, Rejection, Schedule
 from flashgen.schedule.units import MatmulUnit
 from flashgen.target import TARGETS, Target
 
@@ -32,6 +32,11 @@ WARPS: tuple[int, ...] = (4, 8)
 STAGES: tuple[int, ...] = (1, 2, 3, 4)
 ORDERS: tuple[Order, ...] = ("flash2", "flash1")
 LAYOUT_HINT_HEAD_DIM = 512  # from here on, a head dim is more likely a length in the wrong place
+
+
+# Whose schedules the tuner searches and the default is chosen from. gluon_sm90 is not among them
+# until it is measured: it is used where a schedule of it is asked for.
+SEARCHED_FAMILIES: tuple[Family, ...] = ("triton",)
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,22 @@ def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) ->
 
 
 @cache
-def enumerate_space(problem: Problem, bucket: Bucket) -> Space:
-    """Every schedule of the grid for `bucket`, checked: sorted, so the same in every process."""
+def enumerate_space(
+    problem: Problem, bucket: Bucket, families: tuple[Family, ...] = SEARCHED_FAMILIES
+) -> Space:
+    """Every schedule of the families' grids for `bucket`, checked and sorted.
+
+    The same in every process. A family adds nothing where it does not serve the target.
+    """
     twin = _same_limits(problem.target)
     if twin != problem.target:
-        return enumerate_space(Problem(problem.spec, twin), bucket)
+        return enumerate_space(Problem(problem.spec, twin), bucket, families)
     feasible: list[Schedule] = []
     rejections: list[tuple[Schedule, Rejection]] = []
-    for schedule in sorted(_grid(problem, bucket), key=lambda each: each.sort_key):
+    grid = [*_grid(problem, bucket)] if "triton" in families else []
+    if "gluon_sm90" in families and problem.target.arch == "sm_90":
+        grid += sm90.grid(problem, bucket)
+    for schedule in sorted(grid, key=lambda each: each.sort_key):
         rejection = check(schedule, problem, bucket)
         if rejection is None:
             feasible.append(schedule)

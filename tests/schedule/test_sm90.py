@@ -1,0 +1,163 @@
+"""The family gluon_sm90: shared memory to the byte, rejections with their reasons, its part of the
+space, and that nothing chooses it unasked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flashgen.compiler.choose import choose
+from flashgen.errors import ScheduleError
+from flashgen.problem import Problem
+from flashgen.schedule import sm90
+from flashgen.schedule.budget import budget_for
+from flashgen.schedule.model import Bucket, Schedule, Scheduler, Sm90, all_buckets
+from flashgen.schedule.space import SEARCHED_FAMILIES, check, enumerate_space
+from flashgen.spec.model import AttentionSpec
+from flashgen.target import get_target
+
+ANY = Bucket(None, None)
+DOC = {"doc": {"shape": ["batch", "kv_len"], "dtype": "int32"}}
+
+
+def problem(target: str = "nvidia-h200", **fields: Any) -> Problem:
+    return Problem(
+        AttentionSpec(**{"head_dim": 128, "dtype": "bf16", **fields}), get_target(target)
+    )
+
+
+def hopper(
+    consumers: int, block_n: int, stages: int, scheduler: Scheduler = "grid", **own: Any
+) -> Schedule:
+    return Schedule(
+        family="gluon_sm90",
+        block_m=64 * consumers,
+        block_n=block_n,
+        num_warps=4 * (consumers + 1),
+        num_stages=stages,
+        sm90=Sm90(scheduler=scheduler, **own),
+    )
+
+
+# As Triton 3.6.0 and 3.7.1 report it: head dim, schedule, whether lse is written, bytes.
+COMPILED: tuple[tuple[int, Schedule, bool, int], ...] = (
+    (128, hopper(2, 128, 2, "dynamic", separate_out=True), True, 197336),
+    (128, hopper(2, 128, 2, "static", separate_out=True), True, 197000),
+    (128, hopper(2, 128, 2, "static", separate_out=True), False, 196984),
+    (128, hopper(2, 128, 2), True, 164200),
+    (64, hopper(3, 128, 4), True, 156100),
+    (64, hopper(3, 128, 4), False, 156084),
+    (64, hopper(2, 128, 4, "dynamic", separate_out=True), True, 164632),
+    (64, hopper(2, 128, 2, "dynamic", separate_out=True, q_buffers=2), True, 115448),
+    (256, hopper(2, 64, 2), True, 196968),
+    (256, hopper(2, 64, 2, "dynamic"), True, 197320),
+    (32, hopper(3, 128, 4), True, 78276),
+)
+
+
+@pytest.mark.parametrize(("head_dim", "schedule", "has_lse", "smem"), COMPILED)
+def test_shared_memory_is_what_the_compiler_reports(
+    head_dim: int, schedule: Schedule, smem: int, *, has_lse: bool
+) -> None:
+    assert sm90.smem_bytes(schedule, problem(head_dim=head_dim), return_lse=has_lse) == smem
+
+
+def test_inputs_and_sinks_are_handed_to_the_roles() -> None:
+    slopes = {"slopes": {"shape": ["q_heads"], "dtype": "fp32"}}
+    alibi = problem(score={"alibi": "slopes"}, inputs=slopes)
+    dynamic = hopper(2, 128, 2, "dynamic", separate_out=True)
+    assert sm90.smem_bytes(dynamic, alibi) == 197352
+    rel = {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}}
+    bias = problem(score={"bias": {"tensor": "rel"}}, inputs=rel)
+    assert sm90.smem_bytes(hopper(2, 64, 4, "dynamic", separate_out=True), bias) == 197432
+    sinks = problem(head_dim=64, sink="per_head")
+    assert sm90.smem_bytes(hopper(2, 128, 2), sinks) == 82296
+
+
+def test_the_budget_asks_the_family() -> None:
+    schedule = hopper(2, 128, 2)
+    needs = budget_for(problem(), schedule)
+    assert needs.smem_bytes_of(schedule) == 164200
+    assert needs.least_smem_bytes_of(schedule) == 164184
+    assert needs.regs_per_thread_of(schedule) == 64 + 64 + 32
+
+
+GOOD = hopper(2, 64, 2)
+REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
+    (GOOD, {"target": "nvidia-a100-80gb"}, "family gluon_sm90 on sm_80: not served"),
+    (GOOD, {"dtype": "fp32"}, "dtype fp32 of gluon_sm90: not served"),
+    (GOOD, {"head_dim": 320}, "head_dim of gluon_sm90: must be at most 256 (got 320)"),
+    (GOOD, {"kv_lens": "per_batch"}, "kv_lens of gluon_sm90: not served"),
+    (GOOD, {"loop_order": "flash1"}, "loop_order flash1 of gluon_sm90: not served"),
+    (GOOD, {"mask": {"same": "doc"}, "inputs": DOC}, "documents in gluon_sm90: not served"),
+    (
+        GOOD,
+        {"mask": {"expr": "k // 64 % 4 == q // 64 % 4"}},
+        "chunks of keys in gluon_sm90: not served",
+    ),
+    (
+        GOOD,
+        {"mask": {"expr": "k < 4 or abs(q - k) < 128"}},
+        "key ranges of a query tile in gluon_sm90: must be exactly 1 (got 2)",
+    ),
+    (replace(GOOD, block_m=64), {}, "block_m of gluon_sm90: must be 128 or 192 (got 64)"),
+    (replace(GOOD, block_n=256), {}, "block_n of gluon_sm90: must be 64 or 128 (got 256)"),
+    (replace(GOOD, num_warps=8), {}, "num_warps of gluon_sm90: must be exactly 12 (got 8)"),
+    (replace(GOOD, num_stages=5), {}, "num_stages: must be at most 4 (got 5)"),
+    (replace(GOOD, maxnreg=128), {}, "maxnreg of gluon_sm90: not served"),
+    (replace(GOOD, num_kv_splits=2), {}, "num_kv_splits of gluon_sm90: must be exactly 1 (got 2)"),
+    (replace(GOOD, kernel="single_tile"), {}, "kernel of gluon_sm90: single_tile: not served"),
+    (
+        hopper(2, 64, 2, q_buffers=2),
+        {},
+        "q_buffers of scheduler grid: must be at most 1 (got 2)",
+    ),
+    (
+        GOOD,
+        {"head_dim": {"qk": 192, "v": 128}},
+        "separate_out where head dims differ: must be at least 1 (got 0)",
+    ),
+    (hopper(2, 128, 4), {"head_dim": 128}, "smem_bytes: needs 295336 B, target has 232448 B"),
+    (hopper(3, 128, 1), {"head_dim": 128}, ""),
+    (
+        hopper(3, 64, 1),
+        {"head_dim": 256},
+        "regs_per_thread: needs 176 registers, target has 160 registers",
+    ),
+)
+
+
+@pytest.mark.parametrize(("schedule", "fields", "message"), REJECTED)
+def test_rejections_say_why(schedule: Schedule, fields: dict[str, Any], message: str) -> None:
+    found = check(schedule, problem(**fields))
+    assert str(found or "") == message
+
+
+def test_a_schedule_that_cannot_be_used_is_refused_with_its_reason() -> None:
+    with pytest.raises(ScheduleError, match="regs_per_thread: needs 176 registers"):
+        choose(problem(head_dim=256), hopper(3, 64, 1))
+
+
+def test_nothing_chooses_the_family_unasked() -> None:
+    assert SEARCHED_FAMILIES == ("triton",)
+    space = enumerate_space(problem(), ANY)
+    assert {s.family for s in space.feasible} == {"triton"}
+    assert {s.family for _, s in choose(problem(), None)} == {"triton"}
+
+
+def test_the_space_of_both_families() -> None:
+    both = enumerate_space(problem(), ANY, ("triton", "gluon_sm90"))
+    alone = enumerate_space(problem(), ANY, ("gluon_sm90",))
+    assert set(both.feasible) == {*enumerate_space(problem(), ANY).feasible, *alone.feasible}
+    assert {s.consumers for s in alone.feasible} == {2, 3}
+    assert len(alone.feasible) + len(alone.rejections) == len(list(sm90.grid(problem(), ANY)))
+    assert {r.reason for _, r in alone.rejections} == {"smem_bytes"}
+
+
+def test_other_gpus_and_short_lengths_have_none_of_it() -> None:
+    elsewhere = enumerate_space(problem("nvidia-a100-80gb"), ANY, ("gluon_sm90",))
+    assert elsewhere.feasible == elsewhere.rejections == ()
+    short = [b for b in all_buckets() if b.q_len_max is not None or b.kernel == "single_tile"]
+    assert not any(list(sm90.grid(problem(), bucket)) for bucket in short)
