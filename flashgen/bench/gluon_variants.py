@@ -142,6 +142,16 @@ VARIANTS: tuple[Variant, ...] = (
         own=schedule(2, 64, 4, "dynamic", separate_out=True),
     ),
     Variant(
+        "documents-d128",
+        {
+            "head_dim": 128,
+            "dtype": "bf16",
+            "mask": ["causal", {"same": "doc"}],
+            "inputs": {"doc": {"shape": ["batch", "kv_len"], "dtype": "int32"}},
+        },
+        own=schedule(2, 64, 4, "dynamic", separate_out=True),
+    ),
+    Variant(
         "prefix-d128",
         {
             "head_dim": 128,

@@ -42,7 +42,8 @@ class GluonText:
     inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
     the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
     name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
-    roles: consumers, warps of the workers, registers a thread of each.
+    roles: consumers, warps of the workers, registers a thread of each; groups: parameters with their
+    arguments.
     """
 
     api: Api
@@ -56,6 +57,14 @@ class GluonText:
     changes_scores: bool
     partial: str
     roles: tuple[tuple[int, list[int], list[int]], ...]
+    groups: tuple[tuple[tuple[str, str], ...], ...]
+
+    def parameters_for(self, text: str) -> Parameters:
+        """Those of the parameters that `text` needs."""
+        words = _words(text)
+        return parameters_of(
+            [[p for p in group if p[0].split(":")[0] in words] for group in self.groups]
+        )
 
     def args(self, text: str) -> tuple[str, ...]:
         """Which parameters and variables of a query tile `text` needs from its caller."""
@@ -94,16 +103,16 @@ def gluon_text(
     captured, sizes = groups[_OPERAND_GROUPS:-1], groups[-1]
     lse = [("lse_ptr", "lse")] if has_lse else []
     counts = [(f"{name}: tl.int32", name) for name in (*_TILES, "num_tiles")]
-    inputs = parameters_of(captured).names
+    keys = [("keys_ptr", "keys")] if bounds.scan else []
+    inputs = parameters_of([*captured, keys]).names
+    groups = [[*lse, ("next_tile_ptr", "next_tile")], *captured, keys, sizes, counts]
     bounds_words = _words(" ".join(map(str, bounds.spans)))
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
     bases = [f"{r.variable}_base" for r in reads if r.base_statement]
     stored = ("lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len")
     return GluonText(
         api=api_of(version),
-        parameters=parameters_of(
-            [[*lse, ("next_tile_ptr", "next_tile")], *captured, sizes, counts]
-        ),
+        parameters=parameters_of(groups),
         inputs=inputs,
         sizes=(*parameters_of([sizes]).names, *_TILES),
         stored=tuple(n for n in stored if has_lse and ("sink" not in n or n in inputs)),
@@ -116,6 +125,7 @@ def gluon_text(
             (n, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
             for n, (consumer, producer) in sorted(REGISTERS.items())
         ),
+        groups=tuple(map(tuple, groups)),
     )
 
 

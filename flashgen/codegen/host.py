@@ -79,7 +79,7 @@ HOST_NAMES = frozenset(
     "has_aligned_rows HEAD_DIM_V all any int float next zip inputs num_kv_splits launch heads "
     "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace "
     "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty "
-    "next_tile fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max elsewhere "
+    "next_tile keys row_tiles document_keys fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max elsewhere "
     "RuntimeError".split()
 )
 
@@ -97,7 +97,7 @@ _IN_MODULE = frozenset(
     "warpgroup_mma_wait TensorDescriptor PORTABLE ROWS scale_rows scale_rows_operands accumulator "
     "by_thread beside softmax_step scaled of_rows wait_full release fill rows_of skip tiles barriers "
     "query_tile key_tiles changed masked produce_tile producer next_tile store_rows attend_tile "
-    "consumer "
+    "consumer document_keys "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )

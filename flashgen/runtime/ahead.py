@@ -209,7 +209,7 @@ def pointer_types_of(spec: AttentionSpec) -> Mapping[str, str]:
     kinds |= {declared.name: declared.dtype for declared in spec.inputs if declared.shape}
     types = {f"{name}_ptr": kind for name, kind in kinds.items()}
     types |= {f"{name}_workspace": "fp32" for name in ("acc", "m", "l")}
-    types |= {"bounds_workspace": "int32", "next_tile_ptr": "int32"}
+    types |= {"bounds_workspace": "int32", "next_tile_ptr": "int32", "keys_ptr": "int32"}
     return {name: f"*{_TRITON_TYPES[get_dtype(kind).triton_name]}" for name, kind in types.items()}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from flashgen.passes.visibility import visibility
+from flashgen.passes.visibility import Span, visibility
 from flashgen.problem import Problem
 from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90
+from flashgen.spec import symbolic as sym
 
 # Consumer warpgroups -> registers a thread of a consumer and of the producer: 64 Ki of an SM.
 REGISTERS: Mapping[int, tuple[int, int]] = {2: (240, 24), 3: (160, 32)}
@@ -92,8 +93,19 @@ def _unserved(problem: Problem) -> Iterator[Rejection]:
         yield Rejection("key ranges of a query tile in gluon_sm90", len(spans), 1, "exactly")
     if any(span.period for span in spans):
         yield Rejection("chunks of keys in gluon_sm90", 0, 0, "not served")
-    if any(span.scan for span in spans):
-        yield Rejection("documents in gluon_sm90", 0, 0, "not served")
+    if any(span.scan and _depends_on_head(span) for span in spans):
+        yield Rejection("documents of each head in gluon_sm90", 0, 0, "not served")
+    if any(span.scan and span.never_full for span in spans):
+        yield Rejection("documents beside a mask of elements in gluon_sm90", 0, 0, "not served")
+
+
+def _depends_on_head(span: Span) -> bool:
+    """Whether which keys a query tile sees differs from head to head."""
+    parts = [span.hull.start, span.hull.stop, span.full.start, span.full.stop]
+    parts += [span.possible, span.always]
+    if span.scan:
+        parts += [span.scan.row_read, span.scan.key_read]
+    return any(part.has(sym.H, sym.HK) for part in parts)
 
 
 def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True) -> int:
@@ -143,6 +155,7 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
     if own.scheduler == "dynamic":
         rings += 3
         wide += 1
+    wide += any(span.scan is not None for span in visibility(spec).spans)
     for declared in spec.inputs:
         if not declared.shape:
             integers += 1

@@ -82,6 +82,15 @@ GOLDEN: dict[str, tuple[dict[str, Any], Schedule]] = {
         },
         hopper(2, 64, 4, **DYNAMIC),
     ),
+    "documents": (
+        {
+            "head_dim": 128,
+            "dtype": "bf16",
+            "mask": ["causal", {"same": "doc"}],
+            "inputs": {"doc": {"shape": ["batch", "kv_len"], "dtype": "int32"}},
+        },
+        hopper(2, 64, 4, **DYNAMIC),
+    ),
     "prefix": (
         {
             "head_dim": 128,

@@ -91,7 +91,12 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
     (GOOD, {"head_dim": 320}, "head_dim of gluon_sm90: must be at most 256 (got 320)"),
     (GOOD, {"kv_lens": "per_batch"}, "kv_lens of gluon_sm90: not served"),
     (GOOD, {"loop_order": "flash1"}, "loop_order flash1 of gluon_sm90: not served"),
-    (GOOD, {"mask": {"same": "doc"}, "inputs": DOC}, "documents in gluon_sm90: not served"),
+    (GOOD, {"mask": {"same": "doc"}, "inputs": DOC}, ""),
+    (
+        GOOD,
+        {"mask": [{"same": "doc"}, {"expr": "q * k % 7 < 5"}], "inputs": DOC},
+        "documents beside a mask of elements in gluon_sm90: not served",
+    ),
     (
         GOOD,
         {"mask": {"expr": "k // 64 % 4 == q // 64 % 4"}},
