@@ -6,8 +6,9 @@ to 16 bytes; those of the first module also for sm_80, and for rows of any align
 what differs between versions of triton, and takes two minutes; all combinations take twenty.)
 
 Modules of tests/golden/render_sm90 are rendered anew, since their text follows the version of
-triton, with lse and without: none may spill or have matrix instructions that wait for each other, and each takes the
-shared memory of its budget to the byte. Ends with a line that counts, and 1 if any failed.
+triton, with lse and without: none may spill or have matrix instructions that wait for each other,
+and each takes the shared memory of its budget to the byte. Ends with a line that counts, and 1 if
+any failed.
 """
 
 from __future__ import annotations

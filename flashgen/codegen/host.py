@@ -79,7 +79,8 @@ HOST_NAMES = frozenset(
     "has_aligned_rows HEAD_DIM_V all any int float next zip inputs num_kv_splits launch heads "
     "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace "
     "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty "
-    "next_tile keys row_tiles document_keys fits_tma tensor_map name value PORTABLE gl TensorDescriptor attention_fwd min max elsewhere "
+    "next_tile keys row_tiles document_keys fits_tma tensor_map name value PORTABLE gl "
+    "TensorDescriptor attention_fwd min max elsewhere "
     "RuntimeError".split()
 )
 
@@ -95,8 +96,8 @@ _IN_MODULE = frozenset(
     "attention_fwd_single_tile attention_fwd_flash1 attention_fwd_flash1_split attention_merge "
     "attention_fwd_sm90 fits_tma tensor_map gl gluon mbarrier tma fence_async_shared warpgroup_mma "
     "warpgroup_mma_wait TensorDescriptor PORTABLE ROWS scale_rows scale_rows_operands accumulator "
-    "by_thread beside softmax_step scaled of_rows wait_full release fill rows_of skip tiles barriers "
-    "query_tile key_tiles changed masked produce_tile producer next_tile store_rows attend_tile "
+    "by_thread beside softmax_step scaled of_rows wait_full release fill rows_of skip tiles "
+    "barriers query_tile key_tiles changed masked produce_tile producer next_tile store_rows attend_tile "
     "consumer document_keys "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()

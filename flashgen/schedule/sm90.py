@@ -56,7 +56,7 @@ def _rejections(schedule: Schedule, problem: Problem) -> Iterator[Rejection]:
 
 
 def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
-    """Every schedule of the family for `bucket`, feasible or not; none for short queries or keys."""
+    """Every schedule of the family for `bucket`, feasible or not; none for short lengths."""
     if bucket.q_len_max is not None or bucket.kernel == "single_tile":
         return
     for consumers, block_n, num_stages in product(REGISTERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
@@ -121,7 +121,7 @@ def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True)
 
 
 def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Iterator[int]:
-    """Bytes of each buffer: tiles, barriers, the slot of the next tile, and what roles are given."""
+    """Bytes of each buffer: tiles, barriers, the slot of the next tile, what roles are given."""
     own = schedule.sm90 or Sm90()
     q_tiles = schedule.consumers * own.q_buffers
     row_qk, row_v = (
