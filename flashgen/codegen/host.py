@@ -97,7 +97,8 @@ _IN_MODULE = frozenset(
     "attention_fwd_sm90 fits_tma tensor_map gl gluon mbarrier tma fence_async_shared warpgroup_mma "
     "warpgroup_mma_wait TensorDescriptor PORTABLE ROWS scale_rows scale_rows_operands accumulator "
     "by_thread beside softmax_step scaled of_rows wait_full release fill rows_of skip tiles "
-    "barriers query_tile key_tiles changed masked produce_tile producer next_tile store_rows attend_tile "
+    "barriers query_tile key_tiles changed masked produce_tile producer next_tile store_rows "
+    "attend_tile "
     "consumer document_keys "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
