@@ -280,7 +280,8 @@ def _device_and_target(given: Target | None) -> tuple[torch.device, Target]:
 
 
 def _jobs(spec: AttentionSpec, plan: Plan, kernels: Kernels) -> tuple[Job, ...]:
-    """What to compile ahead: the schedules of the spec's shapes and the most general, or all."""
+    """What to compile ahead: the schedules of the spec's shapes, the most general and one of each
+    loop order, or all."""
     chosen = dict(plan.choices)
     if kernels == "all":
         schedules = dict.fromkeys(chosen.values())
@@ -293,6 +294,9 @@ def _jobs(spec: AttentionSpec, plan: Plan, kernels: Kernels) -> tuple[Job, ...]:
     short = Bucket(None, SINGLE_TILE_MAX)
     wanted = [bucket_of(s.q_len, s.kv_len) for s in spec.shapes] or [short]
     schedules = dict.fromkeys(chosen[bucket] for bucket in (Bucket(None, None), *wanted))
+    for schedule in chosen.values():
+        if all(schedule.loop_order != other.loop_order for other in schedules):
+            schedules[schedule] = None
     return tuple(
         Job(schedule, True, kind) for schedule in schedules for kind in kernel_kinds(schedule)
     )

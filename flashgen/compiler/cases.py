@@ -1,8 +1,10 @@
 """Which calls a plan is verified on: lengths at the edges of its tiles, for each of its schedules.
 
-On a GPU every schedule gets all edges that its shape buckets contain. The interpreter needs about
-`SECONDS_PER_STEP` for each program and key tile, so there a few schedules get a few edges, the most
-telling first, until `INTERPRETER_STEPS` are spent.
+On a GPU every schedule gets all edges that its shape buckets contain, and others where these are
+few: a schedule for long sequences is right or wrong at short ones too. The interpreter needs about
+`SECONDS_PER_STEP` for each program and key tile, so there the schedules of the spec's shapes, and
+one of every kind of kernel, get a few edges, the most telling first, until `INTERPRETER_STEPS` are
+spent; then the mask's own edges, as far as `MASK_STEPS` go.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from flashgen.codegen.options import kernel_kinds
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import (
     Q_LEN_LIMITS,
@@ -40,6 +43,8 @@ REPRESENTATIVE = (
 ANY_GROUPS = (2, 1, 6)  # query heads per K/V head where the spec says `any`
 SECONDS_PER_STEP = 0.04  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
 INTERPRETER_STEPS = 80
+MASK_STEPS = 80
+FEWEST = 12  # cases of a schedule on a GPU
 MANY_BATCHES = 96  # of two K/V heads: programs for every SM of any NVIDIA GPU in the catalogue
 MAX_EDGE = 2**16  # mask constants beyond this are not reached by a case of their own
 MIN_EDGE = 17  # below this every case reaches them
@@ -67,6 +72,10 @@ class Case:
         """Programs and key tiles: what the interpreter's time is proportional to."""
         return programs(self.schedule, self.shape) * (1 + key_tiles(self.schedule, self.shape))
 
+    def is_chosen(self, plan: Plan) -> bool:
+        """Whether a call of this shape gets the schedule; if not, it has to be told to."""
+        return dict(plan.choices)[bucket_of(self.shape.q_len, self.shape.kv_len)] == self.schedule
+
 
 def programs(schedule: Schedule, shape: Shape) -> int:
     return -(-shape.q_len // schedule.block_m) * shape.q_heads * shape.batch
@@ -89,24 +98,35 @@ def cases_of(
     return _few(spec, plan) if interpreted else tuple(_all(spec, plan))
 
 
-def representatives(plan: Plan) -> tuple[Schedule, ...]:
-    """The schedules that stand for the others, most general first."""
+def representatives(spec: AttentionSpec, plan: Plan) -> tuple[Schedule, ...]:
+    """The schedules of the spec's shapes, then one of every other kind of kernel, for many rows and
+    for few."""
     chosen = dict(plan.choices)
-    return tuple(dict.fromkeys(chosen[bucket] for bucket in REPRESENTATIVE))
+    wanted = (bucket_of(shape.q_len, shape.kv_len) for shape in spec.shapes)
+    found = dict.fromkeys(chosen[bucket] for bucket in wanted)
+    for bucket in (*REPRESENTATIVE, *chosen):
+        if all(_kind(chosen[bucket]) != _kind(other) for other in found):
+            found[chosen[bucket]] = None
+    return tuple(found)
+
+
+def _kind(schedule: Schedule) -> tuple[object, ...]:
+    """Schedules of the same kind differ in tile, warps and stages: in constants of a kernel."""
+    return (*kernel_kinds(schedule), schedule.block_m <= Q_LEN_LIMITS[0])
 
 
 def _all(spec: AttentionSpec, plan: Plan) -> Iterator[Case]:
     chosen = dict(plan.choices)
-    both = representatives(plan)
+    both = representatives(spec, plan)
     index = 0
     for schedule in dict.fromkeys(chosen.values()):
         strides = STRIDES if schedule in both else ALIGNED_STRIDES
-        for q_len, kv_len in _edges(spec, schedule, plan, far=True):
+        for q_len, kv_len in _edges(spec, schedule, plan):
             shape = _sized(spec, q_len, kv_len, index, batch=2)
             yield Case(schedule, shape, strides[index % len(strides)], index)
             index += 1
         if schedule.num_kv_splits is None:  # few heads split the keys, many do not
-            q_len, kv_len = _edges(spec, schedule, plan, far=False)[0]
+            q_len, kv_len = _edges(spec, schedule, plan)[0]
             shape = _sized(spec, q_len, kv_len, index, batch=MANY_BATCHES)
             yield Case(schedule, shape, strides[index % len(strides)], index)
             index += 1
@@ -114,8 +134,8 @@ def _all(spec: AttentionSpec, plan: Plan) -> Iterator[Case]:
 
 def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
     """Round by round over the schedules, the first round whatever it costs."""
-    schedules = representatives(plan)
-    queues = [_edges(spec, schedule, plan, far=False) for schedule in schedules]
+    schedules = representatives(spec, plan)
+    queues = [_queue(spec, schedules, place) for place in range(len(schedules))]
     found: list[Case] = []
     spent = 0
     for number, lengths_of_round in enumerate(zip_longest(*queues)):
@@ -129,7 +149,34 @@ def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
                 continue
             spent += case.steps
             found.append(case)
-    return tuple(found)
+    return (*found, *_mask_edges(spec, schedules, found))
+
+
+def _queue(spec: AttentionSpec, schedules: Sequence[Schedule], place: int) -> list[tuple[int, int]]:
+    """Lengths for one schedule; where one of its kind is before it, a cheap pair comes first."""
+    schedule = schedules[place]
+    lengths = _served(_telling(spec, schedule), schedule)
+    if any(_kind(earlier) == _kind(schedule) for earlier in schedules[:place]):
+        lengths.insert(0, (schedule.block_m - 1, schedule.block_n + 1))
+    return lengths
+
+
+def _mask_edges(
+    spec: AttentionSpec, schedules: Sequence[Schedule], found: Sequence[Case]
+) -> Iterator[Case]:
+    """One row and just enough keys for each edge of the mask that no case reaches, while it is
+    affordable."""
+    reached = max((case.shape.kv_len for case in found), default=0)
+    beyond = [edge for edge in edge_lengths(spec) if edge >= reached]
+    left = MASK_STEPS
+    for index, edge in enumerate(beyond, len(found)):
+        shape = _sized(spec, 1, edge + 1, index, batch=1, kv_heads=1)
+        cases = [Case(s, shape, "plain", index) for s in schedules if _serves(s, edge + 1)]
+        case = min(cases, key=lambda each: each.steps)
+        left -= case.steps
+        if left < 0:
+            return
+        yield case
 
 
 def _cheap(
@@ -157,17 +204,35 @@ def _sized(
     return Shape(batch, group * kv_heads, kv_heads, q_len, kv_len)
 
 
-def _edges(
-    spec: AttentionSpec, schedule: Schedule, plan: Plan, *, far: bool
-) -> list[tuple[int, int]]:
-    """(q_len, kv_len) that `schedule` serves, the most telling first, no pair twice."""
+def _edges(spec: AttentionSpec, schedule: Schedule, plan: Plan) -> list[tuple[int, int]]:
+    """(q_len, kv_len) on a GPU: those for which `schedule` is chosen; others too if few."""
     chosen = dict(plan.choices)
+    lengths = _served([*_telling(spec, schedule), *_far(schedule)], schedule)
+    own = [each for each in lengths if chosen[bucket_of(*each)] == schedule]
+    others = [each for each in lengths if each not in own]
+    return own + others[: max(0, FEWEST - len(own))]
+
+
+def _served(lengths: list[tuple[int, int]], schedule: Schedule) -> list[tuple[int, int]]:
+    """Those that the kernel can serve, no pair twice."""
+    return [each for each in dict.fromkeys(lengths) if _serves(schedule, each[1])]
+
+
+def _serves(schedule: Schedule, kv_len: int) -> bool:
+    return schedule.kernel == "loop" or kv_len <= schedule.block_n
+
+
+def _past(schedule: Schedule) -> tuple[int, int]:
+    """The first whole tiles of rows and keys beyond all shape buckets of short ones."""
+    rows = -(-(Q_LEN_LIMITS[-1] + 1) // schedule.block_m) * schedule.block_m
+    return rows, -(-(SINGLE_TILE_MAX + 1) // schedule.block_n) * schedule.block_n
+
+
+def _telling(spec: AttentionSpec, schedule: Schedule) -> list[tuple[int, int]]:
+    """(q_len, kv_len) at edges of tiles, the most telling first."""
     m, n = schedule.block_m, schedule.block_n
-    # The general schedules serve only what is longer than the smaller buckets: their tiles' edges
-    # are looked for there.
-    past = -(-(SINGLE_TILE_MAX + 1) // n) * n
-    rows = -(-(Q_LEN_LIMITS[-1] + 1) // m) * m
-    telling = [
+    rows, past = _past(schedule)
+    return [
         (m + 1, 2 * n + 3),
         (m + 1, past + n + 3),
         (m - 1, n - 1),
@@ -182,16 +247,16 @@ def _edges(
         *((1, edge + 1) for edge in edge_lengths(spec)),
         *((m, edge + n + 3) for edge in edge_lengths(spec)),
     ]
-    if far:
-        q_lens = (1, m - 1, m, m + 1, 2 * m + 3, rows - 1, rows, rows + 1)
-        kv_lens = (0, 1, n - 1, n, n + 1, 2 * n + 3, past - 1, past, past + 1, past + n + 3)
-        telling += [
-            (q, kv_lens[(i + j) % len(kv_lens)]) for i, q in enumerate(q_lens) for j in range(4)
-        ]
-        telling += [(m + 1, kv_len) for kv_len in kv_lens]
-    return [
-        lengths for lengths in dict.fromkeys(telling) if chosen[bucket_of(*lengths)] == schedule
-    ]
+
+
+def _far(schedule: Schedule) -> list[tuple[int, int]]:
+    """More of them: every edge of rows with some edges of keys."""
+    m, n = schedule.block_m, schedule.block_n
+    rows, past = _past(schedule)
+    q_lens = (1, m - 1, m, m + 1, 2 * m + 3, rows - 1, rows, rows + 1)
+    kv_lens = (0, 1, n - 1, n, n + 1, 2 * n + 3, past - 1, past, past + 1, past + n + 3)
+    pairs = [(q, kv_lens[(i + j) % len(kv_lens)]) for i, q in enumerate(q_lens) for j in range(4)]
+    return pairs + [(m + 1, kv_len) for kv_len in kv_lens]
 
 
 def edge_lengths(spec: AttentionSpec) -> tuple[int, ...]:

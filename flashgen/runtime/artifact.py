@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from flashgen import settings
 from flashgen.errors import FlashgenError
 from flashgen.fingerprint import fingerprint_text
 from flashgen.runtime.said import say_once
-from flashgen.schedule.model import Bucket, Schedule
+from flashgen.schedule.model import Bucket, Schedule, all_buckets
 
 PLAN_VERSION = 2
 Choice = tuple[Bucket, Schedule]
@@ -47,6 +47,10 @@ class Plan:
     @property
     def digest(self) -> str:
         return fingerprint_text(self.text)
+
+    def only(self, schedule: Schedule) -> Plan:
+        """The same module with one schedule, of a kind in `entries`, for all lengths."""
+        return replace(self, choices=tuple((bucket, schedule) for bucket in all_buckets()))
 
     def to_json(self) -> str:
         return json.dumps(

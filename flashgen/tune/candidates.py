@@ -7,7 +7,7 @@ nothing is rendered while the search runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ class Candidates:
             raise ScheduleError(
                 f"{schedule}: the module of candidates has no kernel {', '.join(missing)}"
             )
-        return replace(self.plan, choices=tuple((bucket, schedule) for bucket in all_buckets()))
+        return self.plan.only(schedule)
 
     def attention(self, schedule: Schedule) -> Attention:
         """The callable of one schedule."""

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen import AttentionSpec
-from flashgen.compiler import choose, verify
+from flashgen import AttentionSpec, settings
+from flashgen.codegen.options import kernel_kinds
+from flashgen.compiler import choose, verification, verify
 from flashgen.compiler.cases import STRIDES, Case, cases_of, edge_lengths, representatives
 from flashgen.compiler.verification import Verification, verify_plan
 from flashgen.errors import NotServedError, VerificationError
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.draw import draw, embed, needs_positive
-from flashgen.schedule.model import Schedule
+from flashgen.schedule.model import Bucket, Schedule, bucket_of
+from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
 
@@ -167,11 +169,58 @@ def test_interpreted_cases_are_few_and_cross_tiles() -> None:
     spec = AttentionSpec(head_dim=128, dtype="bf16", heads={"group": 8}, mask="causal")
     plan = plan_of(spec)
     cases = cases_of(spec, plan, interpreted=True)
-    assert {case.schedule for case in cases} == set(representatives(plan))
+    assert {case.schedule for case in cases} == set(representatives(spec, plan))
     first = cases[0]
     assert first.shape.q_len > first.schedule.block_m
     assert first.shape.kv_len > 2 * first.schedule.block_n
     assert any(case.shape.kv_heads > 1 for case in cases)
+
+
+SHIPPED = sorted(settings.specs_dir().glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_schedules_of_committed_tables_get_cases(path: Path) -> None:
+    """A schedule tuned for long sequences has no short lengths of its own; it runs there too."""
+    spec = load_spec(path)
+    plan = plan_of(spec)
+    schedules = {schedule for _, schedule in plan.choices}
+    cases = cases_of(spec, plan, interpreted=False)
+    assert {case.schedule for case in cases} == schedules
+    few = {case.schedule for case in cases_of(spec, plan, interpreted=True)}
+    used = {dict(plan.choices)[bucket_of(s.q_len, s.kv_len)] for s in spec.shapes}
+    assert used <= few
+    assert {kernel_kinds(each) for each in few} == {kernel_kinds(each) for each in schedules}
+
+
+def test_a_schedule_runs_where_another_is_chosen(
+    causal: tuple[AttentionSpec, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, plan = causal
+    long = Schedule(block_m=32, block_n=32, num_warps=4, num_stages=2)
+    choices = tuple((b, long if b == Bucket(None, 16384) else s) for b, s in plan.choices)
+    spec = spec.replace(
+        shapes=[{"batch": 1, "q_heads": 2, "kv_heads": 1, "q_len": 9000, "kv_len": 9000}]
+    )
+    made: list[Plan] = []
+    attention = verification._attention
+    monkeypatch.setattr(
+        verification, "_attention", lambda s, p, f: made.append(p) or attention(s, p, f)
+    )
+    result = _verified(spec, replace(plan, choices=choices), tmp_path)
+    result.check()
+    told = [each.case for each in result.results if each.case.schedule == long]
+    assert told and all(case.shape.kv_len < 4096 for case in told)
+    assert any({schedule for _, schedule in each.choices} == {long} for each in made)
+
+
+def test_a_window_is_reached_where_that_is_affordable() -> None:
+    spec = AttentionSpec(
+        head_dim=16, dtype="fp16", heads={"group": 1}, mask=["causal", {"window": {"left": 700}}]
+    )
+    cases = cases_of(spec, plan_of(spec), interpreted=True)
+    assert cases[-1].shape.q_len == 1
+    assert cases[-1].shape.kv_len == 701
 
 
 def test_edges_of_the_mask_get_cases() -> None:
