@@ -182,7 +182,7 @@ def read_table(path: Path) -> Table:
 def parse_table(data: bytes, place: str) -> Table:
     """The table in the text of a file; `place` is its name in errors."""
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), parse_int=_integer)
     except UnicodeDecodeError:
         raise TableError(place, "is not text in UTF-8", RETUNE) from None
     except (json.JSONDecodeError, RecursionError) as error:
@@ -348,8 +348,15 @@ class _Reader:
         return TableError(f"{self._place}: {at}", problem, hint)
 
 
+def _integer(digits: str) -> int | float:
+    """A whole number, or where no counter holds it a float: infinity past 1e308. `int` refuses
+    thousands of digits, and a float of hundreds overflows, neither with the place in the file."""
+    return int(digits) if len(digits) <= LONGEST_WHOLE else float(digits)
+
+
 _HEX = set("0123456789abcdef")
 _SHOWN = 60
+LONGEST_WHOLE = 18  # digits that 64 bits hold
 
 
 # **** writing ****

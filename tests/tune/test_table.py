@@ -6,6 +6,7 @@ import copy
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ WRONG = {
     "negative-time": set_("entries", 0, "measured", "time_us", -1),
     "time-is-true": set_("entries", 0, "measured", "time_us", True),
     "infinite-time": set_("entries", 0, "measured", "time_us", float("inf")),
+    "time-of-400-zeros": set_("entries", 0, "measured", "time_us", 10**400),
+    "sms-of-400-zeros": set_("entries", 0, "measured_with", "sm_count", 10**400),
     "unit": set_("entries", 0, "measured", "unit", "furlongs"),
     "pass": set_("entries", 0, "pass", "sideways"),
     "bucket": set_("entries", 0, "bucket", "q_len_max", 17),
@@ -106,6 +109,10 @@ WRONG = {
 }
 
 
+# JSON has no infinity and any whole number, a schema no word for either.
+NO_SCHEMA_SAYS = {"infinite-time", "time-of-400-zeros", "sms-of-400-zeros"}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_named_with_its_place(
     name: str, golden: Callable[[str, str], None]
@@ -115,8 +122,20 @@ def test_what_is_wrong_is_named_with_its_place(
     with pytest.raises(TableError) as found:
         parse_table(json.dumps(value).encode(), "tuned.json")
     golden(f"tune/table-errors/{name}.txt", str(found.value))
-    if name != "infinite-time":  # JSON has no infinity, a schema no word for it
+    if name not in NO_SCHEMA_SAYS:
         assert list(VALIDATOR.iter_errors(value))
+
+
+@pytest.mark.parametrize("digits", [19, 309, 310, 4301, 100_000])
+def test_whole_numbers_that_nothing_holds(digits: int) -> None:
+    """`int` reads no more than 4300 digits, a float ends after 309; each is said with its place."""
+    huge = "9" * digits
+    text = table().to_json()
+    for field, digits_there in (("schema", "1"), ("sm_count", "132"), ("trials", r"\d+")):
+        changed, count = re.subn(rf'"{field}": {digits_there}\b', f'"{field}": {huge}', text)
+        assert count == 1
+        with pytest.raises(TableError, match=rf"tuned\.json: \S*{field}"):
+            parse_table(changed.encode(), "tuned.json")
 
 
 def test_two_entries_for_one_bucket() -> None:
