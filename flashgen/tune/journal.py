@@ -2,7 +2,8 @@
 
 Optuna appends a line to the journal for every operation. Killed in the middle of one, a process
 leaves half a line, to which the next append would be glued: the journal could not be read again.
-Here half a line at the end is cut off before anything is appended. The lock's link names its
+Here half a line at the end is cut off before anything is appended, and a line that Optuna cannot
+replay ends the journal: the file is kept beside and said. The lock's link names its
 holder, so that a dead one on this machine is passed over at once instead of after half a minute.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.storages.journal._storage import JournalStorageReplayResult
 
 from flashgen.errors import TuningError
 from flashgen.runtime.said import say_once
@@ -27,6 +29,7 @@ from flashgen.tune.owner import Owner, here, me
 GRACE_S = 30.0  # a lock of another machine that is older than this is taken for left behind
 LONGEST_WAIT_S = 60.0
 FIRST_WAIT_S, LAST_WAIT_S = 0.001, 0.05
+LONGEST_FIRST_LINE = 1 << 16  # a journal's is the name of a study
 
 
 _State = tuple[str, int, int]
@@ -159,8 +162,9 @@ def _end_of_last_line(stream: Any) -> int:
 def _check_first_line(path: Path) -> None:
     """TuningError for a file that is something else: it is not ours to mend."""
     with path.open("rb") as stream:
-        line = stream.readline(4096)
-    if b"\n" in line and not _is_operation(line):
+        line = stream.readline(LONGEST_FIRST_LINE)
+    whole = line.endswith(b"\n") or len(line) == LONGEST_FIRST_LINE
+    if whole and _operation(line) is None:
         raise TuningError(
             f"{path}: is no journal of Optuna\n"
             "  hint: --storage takes a new file, a journal, a folder, postgresql://… or grpc://…"
@@ -168,17 +172,12 @@ def _check_first_line(path: Path) -> None:
 
 
 def _mend(path: Path) -> None:
-    """Keep the lines before the first one that cannot be read; the damaged file stays beside.
+    """Keep the lines before the first one that cannot be used; the damaged file stays beside.
 
     Lines refer to earlier ones by their number, so nothing behind a lost line can be used.
     """
     data = path.read_bytes()
-    good, lines = 0, 0
-    for line in data.splitlines(keepends=True):
-        if not _is_operation(line):
-            break
-        good += len(line)
-        lines += 1
+    good, lines = _usable(data)
     rest = data[good:]
     if b"\n" not in rest:  # whole, or half a line at the end: what a killed process leaves
         return
@@ -192,9 +191,28 @@ def _mend(path: Path) -> None:
     )
 
 
-def _is_operation(line: bytes) -> bool:
+def _usable(data: bytes) -> tuple[int, int]:
+    """How many bytes and lines there are before the first line that Optuna cannot replay."""
+    replayed = JournalStorageReplayResult("mending-")
+    good, lines = 0, 0
+    for line in data.splitlines(keepends=True):
+        operation = _operation(line)
+        if operation is None:
+            break
+        try:
+            replayed.apply_logs([operation])
+        except Exception:  # Optuna trusts its lines: KeyError, AssertionError, TypeError and others
+            break
+        good += len(line)
+        lines += 1
+    return good, lines
+
+
+def _operation(line: bytes) -> dict[str, Any] | None:
+    """What a whole line says; None for one that is no operation."""
     try:
         value = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and "op_code" in value and line.endswith(b"\n")
+    except (ValueError, RecursionError):
+        return None
+    is_one = isinstance(value, dict) and "op_code" in value and line.endswith(b"\n")
+    return value if is_one else None

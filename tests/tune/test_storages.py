@@ -334,6 +334,51 @@ def test_a_damaged_middle_is_said_and_kept_beside(tmp_path: Path) -> None:
     assert len(found.known) >= len(FEASIBLE) - 1
 
 
+def _with(line: bytes, **fields: object) -> bytes:
+    return json.dumps(json.loads(line) | fields).encode() + b"\n"
+
+
+# What Optuna raises for each: KeyError, AssertionError, ValueError, RecursionError, TypeError.
+NOT_OF_OPTUNA: dict[str, Callable[[bytes], bytes]] = {
+    "a distribution without attributes": lambda line: _with(
+        line, distributions={"block_m": '{"name": "IntDistribution"}'}
+    ),
+    "unknown operation": lambda line: _with(line, op_code=99),
+    "unknown state": lambda line: _with(line, state=9),
+    "too deep": lambda line: b"[" * 100_000 + b"\n",
+    "a study that is a list": lambda line: _with(line, study_id=[]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_OPTUNA)
+def test_a_line_that_optuna_did_not_write_ends_the_journal(name: str, tmp_path: Path) -> None:
+    path = journal_of(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    where = [n for n, line in enumerate(lines) if json.loads(line)["op_code"] == 4][2]
+    damaged = b"".join([*lines[:where], NOT_OF_OPTUNA[name](lines[where]), *lines[where + 1 :]])
+    path.write_bytes(damaged)
+    forget()
+    said = rf":{where + 1}: the journal is damaged here; {where} operations before it are used"
+    with pytest.warns(FlashgenWarning, match=said):
+        kept = trials(str(path))
+    assert path.read_bytes().startswith(b"".join(lines[:where]))
+    (aside,) = tmp_path.glob("*.damaged-*")
+    assert aside.read_bytes() == damaged
+    assert len(kept.known()) == 2
+    found = search(kept, SPACE, FakeMeasurer(), RandomOrder(), Limits(trials=5), race=False)
+    assert len(found.known) == 5
+    assert len(trials(str(path)).known()) == 5  # which mends nothing: a warning is an error
+
+
+def test_a_long_line_of_someone_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(TuningError, match="is no journal of Optuna"):
+        trials(str(path))
+    assert path.read_text() == "[" * 100_000 + "\n"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_file_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text("flashgen: 1\nname: mine\n")
