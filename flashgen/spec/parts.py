@@ -40,6 +40,9 @@ MAX_NAME = 100
 MAX_INPUT_NAME = 64
 MAX_DESCRIPTION = 4000
 MAX_POSITION = 2**29  # of a call: sums of three positions are int32 on the device
+SHAPE_LIMITS = {  # of one of the spec's shapes: what a call may have
+    field: MAX_POSITION if field in ("q_len", "kv_len") else MAX_EXTENT for field in SHAPE_FIELDS
+}
 MAX_INT64 = 2**63 - 1  # whole numbers of expressions
 MIN_NUMBER, MAX_NUMBER = 1e-15, 1e15  # of scale and softcap, in size: fp32 holds their quotients
 MIN_FP32 = 2.0**-126  # what is smaller has fewer digits, or none

@@ -51,6 +51,7 @@ from flashgen.spec.parts import (
     MIN_NUMBER,
     NAME_PATTERN,
     SHAPE_FIELDS,
+    SHAPE_LIMITS,
     SINKS,
     SPEC_VERSION,
     SYMBOLS,
@@ -761,7 +762,7 @@ class Reader:
         sizes: dict[str, int] = {}
         for key in SHAPE_FIELDS:
             if key in entries:
-                size = self.integer(entries[key], f"{field}.{key}", 1, MAX_EXTENT)
+                size = self.integer(entries[key], f"{field}.{key}", 1, SHAPE_LIMITS[key])
                 if size is not None:
                     sizes[key] = size
         q_heads, kv_heads = sizes.get("q_heads"), sizes.get("kv_heads")

@@ -34,6 +34,7 @@ from flashgen.spec.parts import (
     MIN_NUMBER,
     NAME_PATTERN,
     SHAPE_FIELDS,
+    SHAPE_LIMITS,
     SINKS,
     SPEC_VERSION,
     SYMBOLS,
@@ -193,7 +194,8 @@ def json_schema() -> Schema:
                 "type": "array",
                 "maxItems": MAX_SHAPES,
                 "items": _object(
-                    {field: _integer(1, MAX_EXTENT) for field in SHAPE_FIELDS}, SHAPE_FIELDS
+                    {field: _integer(1, most) for field, most in SHAPE_LIMITS.items()},
+                    SHAPE_FIELDS,
                 ),
             },
         },

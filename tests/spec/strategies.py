@@ -132,6 +132,7 @@ def reals(depth: int) -> st.SearchStrategy[Node]:
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}(\.[a-z0-9_-]{1,4})?", fullmatch=True)
 SIZES = st.integers(1, 2**31 - 1)
+LENGTHS = st.integers(1, 2**29)
 NUMBERS = st.one_of(
     st.integers(-(10**6), 10**6),
     st.floats(-1e15, 1e15, allow_nan=False).filter(lambda x: x == 0 or abs(x) >= 1e-15),
@@ -152,8 +153,8 @@ def shapes(draw: st.DrawFn, group: int | None) -> dict[str, int]:
         "batch": draw(SIZES),
         "q_heads": kv_heads * ratio,
         "kv_heads": kv_heads,
-        "q_len": draw(SIZES),
-        "kv_len": draw(SIZES),
+        "q_len": draw(LENGTHS),
+        "kv_len": draw(LENGTHS),
     }
 
 
