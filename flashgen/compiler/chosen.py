@@ -1,36 +1,43 @@
-"""The schedule of every shape bucket, and who chose it: the caller, a tuned config, or the default.
+"""The schedule of every shape bucket, and who chose it: the caller, a tuned config, or nobody.
 
-Runs where a plan is generated; the warm path reads the outcome from the plan.
+Runs where a plan is generated; the warm path reads the outcome from the plan. `chosen_for` asks
+about a single bucket.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule, all_buckets
-from flashgen.tune.lookup import Tables, resolve
+from flashgen.tune.lookup import Tables, resolve, tables_of
+from flashgen.tune.table import Entry
 
-GIVEN, DEFAULT = "given", "default"
+GIVEN, UNTUNED = "given", "untuned"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A schedule for each bucket with its origin, in step; notes: what a caller must be told."""
+    """A schedule for each bucket with its origin, in step; notes: what a caller must be told.
+
+    entries: in step too, those of the tables that the schedules are from (None: from none).
+    """
 
     choices: tuple[tuple[Bucket, Schedule], ...]
     origins: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    entries: tuple[Entry | None, ...] = ()
 
     @property
     def origin(self) -> str:
-        """All origins in a few words: "default", or "tuned for 3 of 48 shape buckets, ..."."""
+        """All origins in a few words: "untuned", or "tuned for 3 of 48 shape buckets, ..."."""
         kinds = Counter(_kind(origin) for origin in self.origins)
         if len(kinds) == 1:
             return next(iter(kinds))
-        parts = [f"{kind} for {n}" for kind, n in kinds.most_common() if kind != DEFAULT]
-        return f"{', '.join(parts)} of {len(self.origins)} shape buckets, else {DEFAULT}"
+        parts = [f"{kind} for {n}" for kind, n in kinds.most_common() if kind != UNTUNED]
+        return f"{', '.join(parts)} of {len(self.origins)} shape buckets, else {UNTUNED}"
 
 
 def untuned(problem: Problem, schedule: Schedule | None) -> Chosen:
@@ -38,20 +45,99 @@ def untuned(problem: Problem, schedule: Schedule | None) -> Chosen:
     from flashgen.compiler.choose import choose
 
     choices = tuple(choose(problem, schedule))
-    return Chosen(choices, tuple(GIVEN if c == schedule else DEFAULT for _, c in choices))
+    origins = tuple(GIVEN if c == schedule else UNTUNED for _, c in choices)
+    return Chosen(choices, origins, entries=(None,) * len(choices))
 
 
-def tuned(problem: Problem, tables: Tables) -> Chosen:
-    """Tuned schedules where `tables` have some that fit, defaults elsewhere."""
+def tuned(problem: Problem, tables: Tables, buckets: Sequence[Bucket] | None = None) -> Chosen:
+    """Tuned schedules where `tables` have some that fit, untuned ones elsewhere; buckets: all."""
     from flashgen.schedule.space import default_schedule
 
-    found = resolve(tables, problem)
-    choices, origins = [], []
-    for bucket in all_buckets():
+    wanted = all_buckets() if buckets is None else buckets
+    found = resolve(tables, problem, wanted)
+    choices, origins, entries = [], [], []
+    for bucket in wanted:
         each = found.choices.get(bucket)
         choices.append((bucket, each.schedule if each else default_schedule(problem, bucket)))
-        origins.append(each.origin if each else DEFAULT)
-    return Chosen(tuple(choices), tuple(origins), found.notes)
+        origins.append(each.origin if each else UNTUNED)
+        entries.append(each.entry if each else None)
+    return Chosen(tuple(choices), tuple(origins), found.notes, tuple(entries))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The schedule that calls of one bucket get, and who chose it.
+
+    untuned: what they would get without a table; entry: the table's, None for an untuned choice.
+    """
+
+    schedule: Schedule
+    origin: str
+    untuned: Schedule
+    entry: Entry | None
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Who chose, with the figures and versions of the measurement that decided."""
+        if self.entry is None:
+            return UNTUNED
+        return f"{_in_full(self.origin)}: {measured_text(self.entry)}"
+
+
+def chosen_for(problem: Problem, bucket: Bucket) -> Choice:
+    """What calls of `bucket` get where no schedule is given.
+
+    ScheduleError where nothing fits, for then there is nothing to tune either.
+    """
+    from flashgen.schedule.space import default_schedule
+
+    without = default_schedule(problem, bucket)
+    found = tuned(problem, tables_of(problem.spec, problem.target), [bucket])
+    ((_, schedule),) = found.choices
+    return Choice(schedule, found.origins[0], without, found.entries[0], found.notes)
+
+
+def measured(entry: Entry | None) -> dict[str, object] | None:
+    """The measurement behind an entry, as JSON types; `docs/tuning.md` defines the fields."""
+    if entry is None:
+        return None
+    return {
+        "bucket": entry.bucket.to_dict(),
+        "shape": asdict(entry.shape),
+        "time_us": entry.time_us,
+        "low_us": entry.low_us,
+        "high_us": entry.high_us,
+        "rate": entry.rate,
+        "unit": entry.unit,
+        "bound_us": entry.bound_us,
+        "untuned": {"schedule": entry.default.to_dict(), "time_us": entry.default_us},
+        "speedup": entry.speedup,
+        "search": {"trials": entry.trials, "feasible": entry.feasible},
+        "measured_with": {
+            "gpu": entry.device.name,
+            "driver": entry.device.driver,
+            **entry.toolchain.to_dict(),
+        },
+    }
+
+
+def measured_text(entry: Entry) -> str:
+    """The same in a sentence."""
+    shape, tools = entry.shape, entry.toolchain
+    gain = f", {entry.speedup:.3f} x the speed of the untuned" if entry.speedup else ""
+    return (
+        f"{entry.time_us:.4g} us measured for b{shape.batch} h{shape.q_heads}:{shape.kv_heads} "
+        f"q{shape.q_len} k{shape.kv_len}{gain}; roofline bound {entry.bound_us:.4g} us; "
+        f"{entry.trials} of {entry.feasible} schedules tried; torch {tools.torch}, "
+        f"triton {tools.triton}"
+    )
+
+
+def _in_full(origin: str) -> str:
+    """`tuned`, `tuned on GPU`, each with or without a near bucket, in words for people."""
+    where, near, lengths = origin.partition(" for ")
+    where = f"{where} on this GPU" if where == "tuned" else where
+    return f"{where} for near lengths ({lengths})" if near else where
 
 
 def _kind(origin: str) -> str:

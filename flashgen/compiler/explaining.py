@@ -1,7 +1,8 @@
 """Why a kernel is cut as it is: formulas, what fits, both loop orders and naive side by side.
 
-Everything here is derived from the spec, a shape and the GPU catalogue; nothing is measured, and
-neither torch nor triton is imported. `explain` gives one target's explanation, `compare` a row for
+Everything here is derived from the spec, a shape and the GPU catalogue, for the schedule that a
+call of the shape gets: a table of tuned configs may name it. Nothing is measured here, and neither
+torch nor triton is imported. `explain` gives one target's explanation, `compare` a row for
 each target of the catalogue.
 """
 
@@ -15,6 +16,7 @@ from functools import cache
 import sympy as sp
 
 from flashgen.compiler.arguments import shape_argument, spec_argument, target_argument
+from flashgen.compiler.chosen import Choice, chosen_for
 from flashgen.compiler.explanation import (
     Algorithm,
     Comparison,
@@ -278,12 +280,14 @@ class _Explaining:
         peak = matmul_rate(self.target, self.spec.dtype.q)
         orders = {order: _Order.of(self.spec, self.target, self.shape, order) for order in ORDERS}
         schedules = {order: of.schedule() for order, of in orders.items()}
+        choice = _choice(self.spec, self.target, self.shape)
+        chosen, reason = self._order(orders, schedules, choice)
+        schedules[chosen] = choice.schedule if choice else None
         algorithms = {
             order: orders[order].algorithm(schedule)
             for order, schedule in schedules.items()
             if schedule is not None
         }
-        chosen, reason = self._order(orders, schedules)
         order, schedule = orders[chosen], schedules[chosen]
         space = order.space
         needs = order.budget(schedule) if schedule else None
@@ -295,6 +299,7 @@ class _Explaining:
             loop_order=chosen,
             order_reason=reason,
             schedule=schedule,
+            choice=choice,
             formulas=tuple(_formulas(order, schedule)),
             tiles=tuple(_tile_uses(needs, schedule)) if needs and schedule else (),
             smem_bytes=needs.smem_bytes_of(schedule) if needs and schedule else 0,
@@ -316,7 +321,10 @@ class _Explaining:
         )
 
     def _order(
-        self, orders: Mapping[Order, _Order], schedules: Mapping[Order, Schedule | None]
+        self,
+        orders: Mapping[Order, _Order],
+        schedules: Mapping[Order, Schedule | None],
+        choice: Choice | None,
     ) -> tuple[Order, str]:
         """The loop order that is explained, and why that one."""
         asked = self.spec.loop_order
@@ -333,8 +341,10 @@ class _Explaining:
         first = faster(found)
         second: Order = "flash2" if first == "flash1" else "flash1"
         ratio = found[second].tile_traffic_bytes / max(1, found[first].tile_traffic_bytes)
-        return first, (
-            f"auto: predicted {found[first].time_us / 1e3:.3g} ms against "
+        used = choice.schedule.loop_order if choice else first
+        other = "" if used == first else f"{_who(choice)}; for this shape {first} is "
+        return used, (
+            f"auto: {other}predicted {found[first].time_us / 1e3:.3g} ms against "
             f"{found[second].time_us / 1e3:.3g} ms of {second}, which moves {ratio:.2f} times the "
             "tile traffic"
         )
@@ -370,6 +380,26 @@ class _Explaining:
         yield from _waste_limit(found)
         yield from _padding_limit(order.problem)
         yield _l2_limit(order.dram(schedule, order.figures(schedule)))
+
+
+def _who(choice: Choice | None) -> str:
+    """Why another order is used than the one that the model takes for the shape."""
+    tuned = choice is not None and choice.entry is not None
+    return "the tuned schedule's" if tuned else "of all calls of such lengths"
+
+
+def _choice(spec: AttentionSpec, target: Target, shape: Shape) -> Choice | None:
+    """What a call of the shape gets, splits counted for it; None where nothing fits."""
+    problem = Problem(spec, target)
+    try:
+        found = chosen_for(problem, bucket_of(shape.q_len, shape.kv_len))
+    except ScheduleError:
+        return None
+    return replace(
+        found,
+        schedule=for_shape(problem, found.schedule, shape),
+        untuned=for_shape(problem, found.untuned, shape),
+    )
 
 
 def _roofline_limit(problem: Problem, found: Algorithm) -> str:
@@ -646,6 +676,7 @@ def _row(spec: AttentionSpec, target: Target, shape: Shape) -> TargetRow:
         target=target.id,
         arch=target.arch,
         schedule=None,
+        chosen_by=None,
         smem_bytes=None,
         smem_limit=target.smem_per_block_bytes,
         feasible=None,
@@ -661,14 +692,19 @@ def _row(spec: AttentionSpec, target: Target, shape: Shape) -> TargetRow:
         return replace(blank, note=f"no {dtype} matmul unit")
     orders = {order: _Order.of(spec, target, shape, order) for order in ORDERS}
     schedules = {order: of.schedule() for order, of in orders.items()}
-    found = {o: orders[o].algorithm(s) for o, s in schedules.items() if s is not None}
+    choice = _choice(spec, target, shape)
     chosen: Order = "flash1" if spec.loop_order == "flash1" else "flash2"
+    if spec.loop_order == "auto" and choice is not None:
+        chosen = choice.schedule.loop_order
+    schedules[chosen] = choice.schedule if choice else None
+    found = {o: orders[o].algorithm(s) for o, s in schedules.items() if s is not None}
     schedule, space = schedules[chosen], orders[chosen].space
     needed = _array_bytes(spec, shape)
     full = f"needs {needed / 1e9:.0f} GB of memory" if needed > target.dram_bytes else ""
     return replace(
         blank,
         schedule=str(schedule) if schedule else None,
+        chosen_by=choice.origin if choice else None,
         smem_bytes=orders[chosen].budget(schedule).smem_bytes_of(schedule) if schedule else None,
         feasible=len(space.feasible),
         tried=len(space.feasible) + len(space.rejections),

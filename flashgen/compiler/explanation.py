@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from flashgen.compiler.chosen import Choice, measured
 from flashgen.passes.lower import Order
 from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec, Shape
@@ -124,7 +125,11 @@ class MaskFacts:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that `flashgen explain` says about a spec, a shape and a target."""
+    """Everything that `flashgen explain` says about a spec, a shape and a target.
+
+    schedule: what a call of the shape gets; choice: who chose it, and the untuned one (None: no
+    schedule fits).
+    """
 
     spec: AttentionSpec
     target: Target
@@ -133,6 +138,7 @@ class Explanation:
     loop_order: Order
     order_reason: str
     schedule: Schedule | None
+    choice: Choice | None
     formulas: tuple[Formula, ...]
     tiles: tuple[TileUse, ...]
     smem_bytes: int
@@ -158,8 +164,9 @@ class Explanation:
         plain = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("spec", "target", "shape", "schedule", "frontier")
+            if name not in ("spec", "target", "shape", "schedule", "choice", "frontier")
         }
+        choice = self.choice
         holder = {name: _plain(value) for name, value in plain.items()}
         return {
             "spec": self.spec.display_name,
@@ -167,6 +174,10 @@ class Explanation:
             "target": self.target.id,
             "shape": asdict(self.shape),
             "schedule": self.schedule and self.schedule.to_dict(),
+            "chosen_by": choice and choice.origin,
+            "measured": choice and measured(choice.entry),
+            "untuned": choice and choice.untuned.to_dict(),
+            "notes": list(choice.notes) if choice else [],
             "frontier": [schedule.to_dict() for schedule in self.frontier],
             **holder,
         }
@@ -179,6 +190,7 @@ class TargetRow:
     target: str
     arch: str
     schedule: str | None
+    chosen_by: str | None
     smem_bytes: int | None
     smem_limit: int
     feasible: int | None

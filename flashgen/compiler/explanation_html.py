@@ -50,6 +50,7 @@ def _page(found: Explanation) -> Iterator[str]:
         f'<p class="sub">{escape(target.name)} ({target.arch}), {escape(shape_text(found.shape))}, '
         f"{escape(found.spec.dtype.q)}; {escape(str(found.schedule or 'no schedule fits'))}</p>"
     )
+    yield from _choice(found)
     if found.spec.description:
         yield f"<p>{escape(found.spec.description)}</p>"
     yield "<h2>What limits the kernel</h2><ul>"
@@ -78,6 +79,17 @@ def _page(found: Explanation) -> Iterator[str]:
         used = of_limit(cell.smem_bytes, target.smem_per_block_bytes)
         yield f"<li>{escape(str(schedule))}: {used}</li>"
     yield f"</ul><h2>As on the terminal</h2><pre>{escape(explanation_text(found))}</pre></html>"
+
+
+def _choice(found: Explanation) -> Iterator[str]:
+    """Who chose the schedule, and the untuned one where that is another."""
+    choice = found.choice
+    if choice is None:
+        return
+    yield f'<p class="sub">Schedule chosen: {escape(str(choice))}'
+    if choice.untuned != found.schedule:
+        yield f"<br>Untuned: {escape(str(choice.untuned))}"
+    yield "</p>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

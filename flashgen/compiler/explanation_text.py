@@ -50,7 +50,9 @@ def comparison_text(found: Comparison) -> str:
                 _ms(row.flash2_ms),
                 _ms(row.flash1_ms),
                 _ms(row.naive_ms),
-                "; ".join(filter(None, (row.bound and f"{row.bound}-bound", row.note))),
+                "; ".join(
+                    filter(None, (row.bound and f"{row.bound}-bound", row.chosen_by, row.note))
+                ),
             )
         )
     assumed = " (assumed: the spec names none)" if found.shape_assumed else ""
@@ -78,6 +80,15 @@ def _head(found: Explanation) -> Iterator[str]:
         return
     limit = target.smem_per_block_bytes
     yield f"  schedule  {found.schedule}"
+    if found.choice is not None:
+        yield from _wrapped(str(found.choice), "  chosen    ", "            ")
+        if found.choice.untuned != found.schedule:
+            yield f"  untuned   {found.choice.untuned}"
+        for note in found.choice.notes:
+            first, *others = note.splitlines()
+            yield from _wrapped(first, "  note      ", "            ")
+            for line in others:
+                yield from _wrapped(line.strip(), "            ", "            ")
     yield (
         f"  on chip   {of_limit(found.smem_bytes, limit)} of shared memory, "
         f"{found.regs_per_thread} registers a thread for tiles"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,14 +52,25 @@ def draw(found: Explanation, path: Path) -> None:
         0.06,
         0.935,
         f"{found.target.name}  ·  {shape_text(found.shape)}  ·  {found.spec.dtype.q}  ·  "
-        f"{found.schedule or 'no schedule fits'}",
+        f"{schedule_line(found)}",
         fontsize=11,
         color=MUTED,
         va="center",
     )
+    chosen = textwrap.fill(f"chosen: {found.choice}", 170) if found.choice else ""
+    figure.text(0.06, 0.913, chosen, fontsize=9.5, color=MUTED, va="center")
     for axes, picture in zip(panels.flat, _pictures(found).values(), strict=True):
         picture(axes)
     _save(figure, path)
+
+
+def schedule_line(found: Explanation) -> str:
+    """The schedule, and the untuned one where that is another."""
+    if found.schedule is None or found.choice is None:
+        return "no schedule fits"
+    other = found.choice.untuned
+    untuned = f" (untuned: {other})" if other != found.schedule else ""
+    return f"{found.schedule}{untuned}"
 
 
 def check_path(path: Path) -> None:
@@ -211,17 +223,19 @@ def _mark(axes: Axes, each: Algorithm, before: Sequence[tuple[float, bool]]) -> 
     flat = each.bound == "compute"
     to_left = along > 0.75 or (len(before) % 2 == 1 and not flat)
     crowd = sum(side == to_left and along - place < 0.25 for place, side in before)
-    shift = -14 - 15 * crowd if flat else 9 + 15 * crowd if to_left else -10 - 15 * crowd
+    away = 15 * crowd
+    shift = -14 - away if flat else 6 + away if to_left else -6 - away
     axes.annotate(
         f"{each.name}  {_time(each.bound_ms)}",
         (each.intensity, rate),
         xytext=(-10 if to_left else 10, shift),
         textcoords="offset points",
         ha="right" if to_left else "left",
-        va="top" if flat else "center",
+        va="bottom" if to_left and not flat else "top",  # wholly above or below the slope
         fontsize=10.5,
         weight="bold",
         color=colour,
+        bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.9},
         zorder=5,
     )
     return along, to_left

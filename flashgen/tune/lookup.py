@@ -11,7 +11,7 @@ Inside a stage of the order (exact, near, relative) an earlier folder wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,10 +51,14 @@ class Tables:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuned schedule for a bucket, and where it comes from, in words."""
+    """A table's entry for a bucket, and where it comes from, in words."""
 
-    schedule: Schedule
+    entry: Entry
     origin: str
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.entry.schedule
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,15 @@ def relatives(target: Target) -> tuple[Target, ...]:
     return tuple(sorted(others, key=lambda t: (abs(t.sm_count - target.sm_count), t.id)))
 
 
-def resolve(tables: Tables, problem: Problem) -> Resolved:
-    """The tuned schedule of every bucket that has one, and the notes that go with them."""
+def resolve(tables: Tables, problem: Problem, buckets: Iterable[Bucket] | None = None) -> Resolved:
+    """The tuned schedule of each bucket (default: all) that has one, and the notes with them."""
     notes: list[str] = []
     found = _all_usable(tables, problem, notes)
     own = [item for item in found if item[1].gpu == problem.target.id]
     others = [item for item in found if item[1].gpu != problem.target.id]
     choices: dict[Bucket, Tuned] = {}
     refused: dict[tuple[Path, Bucket], str] = {}
-    for bucket in all_buckets():
+    for bucket in all_buckets() if buckets is None else buckets:
         chosen = _choose(bucket, own, problem, refused, "tuned")
         if chosen is None:
             chosen = _choose(bucket, others, problem, refused, "tuned on {gpu}")
@@ -217,7 +221,7 @@ def _choose(
         reason = _why_not(entry, bucket, problem)
         if reason is None:
             near = f" for {entry.bucket}" if steps else ""
-            return Tuned(entry.schedule, origin.format(gpu=source.gpu) + near)
+            return Tuned(entry, origin.format(gpu=source.gpu) + near)
         if not steps:  # an entry that fits its own bucket may well not fit another
             refused[source.path, bucket] = f"entries: {entry.place}: {entry.schedule}: {reason}"
     return None

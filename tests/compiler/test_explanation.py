@@ -6,20 +6,23 @@ import dataclasses
 import json
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from flashgen import AttentionSpec, explain, load_spec, settings
-from flashgen.compiler import Explanation, compare
-from flashgen.compiler.pictures import draw
+from flashgen.compiler import Explanation, choose, compare
+from flashgen.compiler.pictures import draw, schedule_line
 from flashgen.errors import FlashgenError, ScheduleError, SpecError, TargetError
 from flashgen.problem import Problem
-from flashgen.schedule.model import bucket_of
-from flashgen.schedule.space import check, default_schedule, enumerate_space
-from flashgen.spec.model import Shape
+from flashgen.schedule.budget import budget_for
+from flashgen.schedule.dram import for_shape
+from flashgen.schedule.model import Schedule, bucket_of
+from flashgen.schedule.space import check, enumerate_space
+from flashgen.spec.model import LoopOrder, Shape
 from flashgen.target import TARGETS, get_target
+from flashgen.tune import lookup
 
 PLAIN = AttentionSpec(name="plain", head_dim=64, dtype="fp32")
 
@@ -32,6 +35,15 @@ def one_head(length: int) -> Shape:
     return Shape(batch=1, q_heads=1, kv_heads=1, q_len=length, kv_len=length)
 
 
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of tables, in place of the packaged ones."""
+    monkeypatch.setattr(settings, "tuned_configs_dir", lambda: tmp_path)
+    lookup.forget()
+    yield tmp_path
+    lookup.forget()
+
+
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -40,10 +52,12 @@ def one_head(length: int) -> Shape:
         ("modernbert_global", "nvidia-b200"),
     ],
 )
+@pytest.mark.usefixtures("tables")
 def test_golden_text(name: str, target: str, golden: Callable[[str, str], None]) -> None:
     golden(f"explain/{name}.txt", str(explain(shipped(name), target=target)))
 
 
+@pytest.mark.usefixtures("tables")
 def test_golden_comparison(golden: Callable[[str, str], None]) -> None:
     golden("explain/all-targets.txt", str(compare(shipped("llama3_8b"))))
 
@@ -64,13 +78,113 @@ def test_it_explains_the_schedule_that_would_be_compiled() -> None:
     problem = Problem(spec, get_target("nvidia-h200"))
     bucket = bucket_of(8192, 8192)
     space = enumerate_space(problem, bucket)
-    assert found.schedule == default_schedule(problem, bucket)
+    plan, _ = choose.plan(spec, problem.target, has_lse=False)
+    assert found.schedule == dict(plan.choices)[bucket]
     assert found.feasible == len(space.feasible)
     rejected = sum(tile.schedules for group in found.rejections for tile in group.tiles)
     assert rejected == len(space.rejections) == found.tried - found.feasible
     values = {formula.name: formula.value for formula in found.formulas}
     assert values["smem_bytes"] == found.smem_bytes == 196_608
     assert values["tile_traffic_bytes"] == found.algorithms[0].tile_traffic_bytes
+
+
+TILES = {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}
+
+
+def tuned_table(folder: Path, gpu: str = "nvidia-h200") -> Schedule:
+    """A table of llama3_8b with 128x64 for up to 8192 keys, 1.25 times as fast as the untuned."""
+    committed = Path(__file__).parents[2] / "tuned_configs" / "nvidia-h200" / "llama3_8b.json"
+    table = json.loads(committed.read_text("utf-8")) | {"gpu": gpu}
+    (entry,) = (e for e in table["entries"] if e["bucket"] == LONG)
+    entry["schedule"] |= TILES
+    entry["measured"] |= {"time_us": 1000.0, "low_us": 990.0, "high_us": 1010.0}
+    entry["default"]["time_us"] = 1250.0
+    table["entries"] = [entry]
+    (folder / gpu).mkdir()
+    (folder / gpu / "llama3_8b.json").write_text(json.dumps(table), "utf-8")
+    lookup.forget()
+    return Schedule.from_dict(entry["schedule"])
+
+
+LONG = {"q_len_max": None, "kv_len_max": 8192}
+
+
+def test_a_tuned_schedule_is_explained_and_says_who_chose_it(
+    tables: Path, golden: Callable[[str, str], None]
+) -> None:
+    spec = shipped("llama3_8b")
+    untuned = explain(spec)
+    assert (str(untuned.choice), untuned.to_dict()["measured"]) == ("untuned", None)
+    schedule = tuned_table(tables)
+    found = explain(spec)
+    assert found.schedule == schedule != untuned.schedule
+    assert found.smem_bytes == shared_bytes(schedule)
+    golden("explain/tuned-head.txt", "\n".join(str(found).splitlines()[:16]))
+    facts = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert facts["chosen_by"] == "tuned"
+    assert facts["untuned"] == untuned.schedule.to_dict()
+    assert facts["measured"]["time_us"] == 1000.0
+    assert facts["measured"]["speedup"] == 1.25
+    assert facts["measured"]["measured_with"]["triton"] == "3.6.0"
+    flash2 = {a.name: a for a in found.algorithms}["flash2"]
+    assert flash2.schedule == str(schedule)
+    assert flash2.programs == 32 * 8192 // 128
+    assert found.mask.tiles == (8192 // 128) * (8192 // 64)
+
+
+def shared_bytes(schedule: Schedule) -> int:
+    problem = Problem(shipped("llama3_8b"), get_target("nvidia-h200"))
+    return budget_for(problem, schedule).smem_bytes_of(schedule)
+
+
+@pytest.mark.filterwarnings("ignore:.*the table is ignored")
+@pytest.mark.parametrize("order", ["flash1", "flash2", "auto"])
+@pytest.mark.parametrize("lengths", [(1, 16384), (100, 100), (512, 30_000)])
+def test_explain_and_plan_choose_alike(order: LoopOrder, lengths: tuple[int, int]) -> None:
+    spec = shipped("llama3_8b").replace(loop_order=order)
+    target, shape = get_target("nvidia-h200"), Shape(1, 32, 8, *lengths)
+    plan, _ = choose.plan(spec, target, has_lse=False)
+    found = explain(spec, shape=shape)
+    served = dict(plan.choices)[bucket_of(*lengths)]
+    assert found.schedule == for_shape(Problem(spec, target), served, shape)
+    if order == "auto" and served.kernel == "loop":
+        assert found.loop_order == served.loop_order
+
+
+def test_a_near_schedule_and_one_of_a_relative_say_so(
+    tables: Path, golden: Callable[[str, str], None]
+) -> None:
+    schedule = tuned_table(tables)
+    near = explain(shipped("llama3_8b"), shape=Shape(1, 32, 8, 4096, 4096))
+    assert near.schedule == schedule
+    assert str(near.choice).startswith("tuned on this GPU for near lengths (q_len any, kv_len <=")
+    relative = explain(shipped("llama3_8b"), target="nvidia-h100-sxm")
+    assert relative.schedule == schedule
+    golden("explain/tuned-on-a-relative.txt", "\n".join(str(relative).splitlines()[:12]))
+    far = explain(shipped("llama3_8b"), shape=Shape(1, 32, 8, 1, 4096))
+    assert far.choice is not None
+    assert far.choice.origin == "untuned"
+    rows = {row.target: row for row in compare(shipped("llama3_8b")).rows}
+    origins = [rows[name].chosen_by for name in ("nvidia-h200", "nvidia-h100-sxm", "nvidia-l4")]
+    assert origins == ["tuned", "tuned on nvidia-h200", "untuned"]
+    assert rows["nvidia-h200"].schedule == str(schedule)
+
+
+def test_a_tuned_schedule_is_in_picture_and_page(tables: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from flashgen.compiler.explanation_html import write_html
+
+    tuned_table(tables)
+    found = explain(shipped("llama3_8b"))
+    write_html(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "Schedule chosen: tuned on this GPU: 1000 us measured" in page
+    assert "<br>Untuned: loop flash2 64x64 4 warps 3 stages" in page
+    assert schedule_line(found) == (
+        "loop flash2 128x64 8 warps 2 stages (untuned: loop flash2 64x64 4 warps 3 stages)"
+    )
+    draw(found, tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
 
 
 def test_the_frontier_cannot_be_enlarged() -> None:

@@ -27,6 +27,12 @@ RELATIVE = "nvidia-h100-sxm"
 THIRD = Schedule(block_m=64, block_n=64, num_warps=4, num_stages=2)
 
 
+@pytest.fixture(autouse=True)
+def nothing_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packaged tables hold one of this spec: gpt2's, of the same fingerprint."""
+    monkeypatch.setattr(settings, "tuned_configs_dir", lambda: tmp_path / "nothing-packaged")
+
+
 def put(
     value: Table | str, *, folder: Path | None = None, gpu: str = TARGET.id, name: str = "tuned"
 ) -> Path:
@@ -85,7 +91,8 @@ def test_distance_is_symmetric_and_zero_only_for_itself(one: Bucket) -> None:
 def test_a_gpu_of_the_same_compute_capability_is_said_aloud() -> None:
     put(table(entry(FAST, HERE), gpu=RELATIVE), gpu=RELATIVE)
     found = resolved()
-    assert found.choices[HERE] == lookup.Tuned(FAST, f"tuned on {RELATIVE}")
+    assert found.choices[HERE].schedule == FAST
+    assert found.choices[HERE].origin == f"tuned on {RELATIVE}"
     assert len(found.notes) == 1
     assert f"schedules tuned on {RELATIVE} are used on {TARGET.id}" in found.notes[0]
 
@@ -155,7 +162,7 @@ def test_what_cannot_be_used_is_ignored_and_said(
     forget()
     with pytest.warns(FlashgenWarning) as said:
         plan, _ = choose.plan(SPEC, TARGET, has_lse=False)
-    assert plan.origin == "default"
+    assert plan.origin == "untuned"
     assert dict(plan.choices)[HERE] == default_schedule(PROBLEM, HERE)
     (text,) = [str(each.message) for each in said]
     golden(f"tune/ignored/{name}.txt", text.replace(str(path), "tuned.json"))
@@ -183,15 +190,15 @@ def test_a_table_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_plans_follow_their_tables_and_say_who_chose() -> None:
     plain, first = choose.plan(SPEC, TARGET, has_lse=False)
-    assert plain.origin == "default"
+    assert plain.origin == "untuned"
     put(table(entry(FAST)))
     tuned, second = choose.plan(SPEC, TARGET, has_lse=False)
     assert second != first
     assert dict(tuned.choices)[HERE] == FAST
-    assert tuned.origin == ("tuned (near) for 4, tuned for 1 of 48 shape buckets, else default")
+    assert tuned.origin == ("tuned (near) for 4, tuned for 1 of 48 shape buckets, else untuned")
     origins = dict(zip((bucket for bucket, _ in tuned.choices), tuned.origins, strict=True))
     assert origins[HERE] == "tuned"
-    assert origins[Bucket(16, 16)] == "default"
+    assert origins[Bucket(16, 16)] == "untuned"
     assert choose.plan(SPEC, TARGET, has_lse=False) == (tuned, second)
     given, _ = choose.plan(SPEC, TARGET, schedule=OTHER, has_lse=False)
     assert (given.origin, set(given.origins)) == ("given", {"given"})
