@@ -155,3 +155,8 @@ class CaptureError(FrozenError):
             f"a CUDA graph is being captured, and this call would have to {what}\n"
             "  hint: make one call with these lengths before the capture, on the same device.",
         )
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra: flashgen is in no package index, so it is from a checkout."""
+    return f"pip install -c constraints.txt '.[{extra}]', in a checkout of flashgen"

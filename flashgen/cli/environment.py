@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from flashgen import __version__, settings
+from flashgen.errors import install_hint
 from flashgen.target import target_from_device_name
 
 State = Literal["ok", "warning", "failed"]
@@ -31,7 +32,13 @@ MIN_TRITON = (3, 6)
 # torch -> the triton that it brings; other pairs may work and were not tried.
 PAIRS = {(2, 11): (3, 6), (2, 12): (3, 7), (2, 13): (3, 7), (2, 14): (3, 8)}
 OTHER_PACKAGES = ("numpy", "sympy", "networkx", "jinja2", "pyyaml", "typer", "rich")
-FLASHGEN_NEEDS = "pip install flashgen"
+# What some commands need beside these, and how to get it.
+OPTIONAL = {
+    "optuna": "to tune: pip install 'optuna>=4.2'",
+    "matplotlib": f"to draw: {install_hint('plot')}",
+    "plotly": f"for pages of `flashgen tune`: {install_hint('plot')}",
+}
+FLASHGEN_NEEDS = "pip install -c constraints.txt . , in a checkout of flashgen"
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,8 @@ def report() -> Report:
         for name, found in needs.items()
     )
     findings = (python, shipped, torch, build_torch, triton, _pair(), *packages.values())
-    return Report((*findings, rule, assembler, compiler, gpu, cache), abilities)
+    optional = (_optional(name, remedy) for name, remedy in OPTIONAL.items())
+    return Report((*findings, *optional, rule, assembler, compiler, gpu, cache), abilities)
 
 
 # **** Python and packages ****
@@ -143,6 +151,13 @@ def _package(name: str) -> Finding:
     version = _version_text(name)
     if version is None:
         return Finding(name, "failed", "not installed", f"pip install {name}")
+    return Finding(name, "ok", version)
+
+
+def _optional(name: str, remedy: str) -> Finding:
+    version = _version_text(name)
+    if version is None:
+        return Finding(name, "warning", "not installed", remedy)
     return Finding(name, "ok", version)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from flashgen.compiler.explanation import Algorithm, Explanation, TileCell, shape_text
 from flashgen.compiler.mask_sample import MaskSample, sample_mask
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, install_hint
 from flashgen.passes.count import FULL, PARTIAL
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def need_matplotlib() -> None:
         import matplotlib as mpl  # noqa: F401
     except ImportError:
         raise FlashgenError(
-            "pictures need matplotlib, which is not installed\n  hint: pip install 'flashgen[plot]'"
+            f"pictures need matplotlib, which is not installed\n  hint: {install_hint('plot')}"
         ) from None
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, install_hint
 from flashgen.runtime.artifact import replace_file
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def need_plotly() -> None:
     """FlashgenError that says what to install, where there is nothing to draw with."""
     if find_spec("plotly") is None:
         raise FlashgenError(
-            "--html needs plotly, which is not installed\n  hint: pip install 'flashgen[plot]'"
+            f"--html needs plotly, which is not installed\n  hint: {install_hint('plot')}"
         )
 
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flashgen import settings
+from flashgen.errors import install_hint
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import replace_file
 from flashgen.schedule.model import Schedule, bucket_of
@@ -311,7 +312,7 @@ def _compare(folder: Path) -> int:
     try:
         plot(cases, folder / "comparison.png")
     except ImportError:
-        print("no picture: pip install 'flashgen[plot]'", file=sys.stderr)
+        print(f"no picture: {install_hint('plot')}", file=sys.stderr)
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flashgen import settings
-from flashgen.errors import TuningError
+from flashgen.errors import TuningError, install_hint
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -174,7 +174,7 @@ def _with_driver(url: str) -> str:
     if driver is None:
         raise TuningError(
             "trials in PostgreSQL need a driver, which is not installed\n"
-            "  hint: pip install 'flashgen[storage]'"
+            f"  hint: {install_hint('storage')}"
         )
     return f"postgresql+{driver}://{rest}"
 
@@ -195,7 +195,7 @@ def _grpc(place: Place, study: str) -> BaseStorage:
     if find_spec("grpc") is None or find_spec("google.protobuf") is None:
         raise TuningError(
             "trials behind a gRPC server need grpcio and protobuf, which are not installed\n"
-            "  hint: pip install 'flashgen[storage]'"
+            f"  hint: {install_hint('storage')}"
         )
     import warnings
 

@@ -19,6 +19,7 @@ GOOD = {
     "triton": "3.7.1",
     "numpy": "2.4.6",
     **dict.fromkeys(("sympy", "networkx", "jinja2", "pyyaml", "typer", "rich"), "9.9"),
+    **dict.fromkeys(("optuna", "matplotlib", "plotly"), "9.9"),
 }
 
 
@@ -119,6 +120,20 @@ def test_too_old_or_missing(machine: Machine) -> None:
         "torch: 2.10.0, too old",
         "triton: not installed",
     )
+
+
+def test_what_only_some_commands_need(machine: Machine) -> None:
+    machine(gpus=["NVIDIA H200"], torch_cuda="13.0", optuna=None, matplotlib=None, plotly=None)
+    found = report()
+    assert all(works(found).values())
+    extra = "pip install -c constraints.txt '.[plot]', in a checkout of flashgen"
+    remedies = {
+        "optuna": "to tune: pip install 'optuna>=4.2'",
+        "matplotlib": f"to draw: {extra}",
+        "plotly": f"for pages of `flashgen tune`: {extra}",
+    }
+    for name, remedy in remedies.items():
+        assert state(found, name) == ("warning", "not installed", remedy)
 
 
 def test_a_gpu_that_is_not_in_the_catalogue(machine: Machine) -> None:

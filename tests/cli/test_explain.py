@@ -135,4 +135,4 @@ def test_without_the_extra(option: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     ending = option.removeprefix("--").replace("plot", "png")
     result = run("explain", "gpt2", option, str(tmp_path / f"out.{ending}"))
     assert result.exit_code == 1
-    assert "hint: pip install 'flashgen[plot]'" in result.stderr
+    assert "hint: pip install -c constraints.txt '.[plot]', in a checkout" in result.stderr

@@ -396,7 +396,7 @@ def test_without_the_extra_a_picture_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(FlashgenError) as caught:
         draw(explained("gpt2"), tmp_path / "out.png")
-    assert "pip install 'flashgen[plot]'" in str(caught.value)
+    assert "pip install -c constraints.txt '.[plot]', in a checkout" in str(caught.value)
 
 
 def test_a_picture_of_unknown_kind(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_page_needs_plotly_and_says_so_before_measuring(
     monkeypatch.setattr(tuning_html, "find_spec", lambda name: None)
     told = run(spec, "--html", str(tmp_path / "x.html"))
     assert told.exit_code == 1
-    assert "hint: pip install 'flashgen[plot]'" in told.stderr
+    assert "hint: pip install -c constraints.txt '.[plot]', in a checkout" in told.stderr
     assert measurer.measured == []
 
 
