@@ -14,7 +14,9 @@ from pathlib import Path
 
 from flashgen import settings
 from flashgen.bench.markdown import number, table
+from flashgen.errors import FlashgenError
 from flashgen.runtime.artifact import replace_file
+from flashgen.target import get_target
 from flashgen.tune.summary import geometric_mean
 from flashgen.tune.table import Entry, Table, read_table
 
@@ -77,14 +79,28 @@ def _row(spec: str, entry: Entry) -> list[str]:
     ]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """The page of a GPU, in the checkout's folder `benchmarks`."""
+def main(arguments: Sequence[str]) -> int:
+    """The page of a GPU, in the checkout's folder `benchmarks`. Exit code 1: there is none."""
     gpu = arguments[0] if arguments else DEFAULT_GPU
+    try:
+        found = tables_of(get_target(gpu).id)
+    except FlashgenError as error:
+        print(f"tuned_report: {error}", file=sys.stderr)
+        return 1
+    if not found:
+        print(
+            f"tuned_report: {gpu}: no tables in {settings.tuned_configs_dir()}\n"
+            f"  hint: `flashgen tune SPEC --out {settings.tuned_configs_dir()}` on that GPU "
+            "writes one.",
+            file=sys.stderr,
+        )
+        return 1
     path = Path("benchmarks") / gpu / "tuned.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, markdown(gpu, tables_of(gpu)))
+    replace_file(path, markdown(gpu, found), shared=True)
     print(path)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

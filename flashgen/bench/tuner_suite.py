@@ -242,7 +242,7 @@ def keep_data(run: Run, data: Exhaustive) -> None:
     path = data_path(run, data)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, to_json(data))
+        replace_file(path, to_json(data), shared=True)
 
 
 # ---- the tuner itself

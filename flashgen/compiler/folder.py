@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashgen.errors import FlashgenError
+from flashgen.runtime.artifact import replace_file
 
 MANIFEST = "manifest.json"
 REPORT = "report.md"
@@ -85,19 +86,7 @@ def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
 
 def write(path: Path, data: bytes) -> None:
     """Readers see the old file or the new one, never half of it."""
-
-    def exchange() -> None:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            Path(temporary).chmod(0o666 & ~_umask())
-            Path(temporary).replace(path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-    _or_explain(path, exchange)
+    _or_explain(path, lambda: replace_file(path, data, shared=True))
 
 
 def remove(path: Path) -> None:
@@ -141,10 +130,3 @@ def _or_explain(path: Path, action: Callable[[], None]) -> None:
             f"{path}: cannot be written ({error.strerror or type(error).__name__})\n"
             "  hint: choose a folder that can be written, with some MB of room."
         ) from error
-
-
-def _umask() -> int:
-    """The process's umask; Python can only read it by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -32,8 +32,7 @@ def write_html(tuning: Tuning, path: Path) -> None:
     need_plotly()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, "\n".join(_page(tuning)))
-        path.chmod(0o644)
+        replace_file(path, "\n".join(_page(tuning)), shared=True)
     except OSError as error:
         raise FlashgenError(f"{path}: cannot be written ({error.strerror})") from error
 

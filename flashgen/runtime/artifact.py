@@ -137,16 +137,29 @@ def _write(folder: Path, plan: Plan) -> Path:
     return folder
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, never half of it."""
+def replace_file(path: Path, content: str | bytes, *, shared: bool = False) -> None:
+    """Readers see the old file or the new one, never half of it; text is written as UTF-8.
+
+    shared: for people, so that the umask says who may read it; else the owner alone may.
+    """
+    data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        if shared:
+            Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The process's umask; Python can only read it by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 @cache

@@ -286,7 +286,7 @@ def _measure(given: argparse.Namespace) -> int:
                 data = measure_all(data, measurer, deadline, keep=lambda now: say(progress(now)))
             finally:
                 close_quietly(measurer)
-            replace_file(path, to_json(data))
+            replace_file(path, to_json(data), shared=True)
     return 0
 
 
@@ -307,7 +307,7 @@ def _compare(folder: Path) -> int:
         print(f"{folder}: no exhaustive data here", file=sys.stderr)
         return 1
     text = markdown(cases)
-    replace_file(folder / "comparison.md", text)
+    replace_file(folder / "comparison.md", text, shared=True)
     print(text, end="")
     try:
         plot(cases, folder / "comparison.png")

@@ -157,8 +157,7 @@ def write_table(path: Path, table: Table) -> None:
     """Readers see the old file or the new one. TableError where the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, table.to_json())
-        path.chmod(0o644)  # mkstemp's files are the owner's alone; tables are shared and committed
+        replace_file(path, table.to_json(), shared=True)
     except OSError as error:
         raise TableError(
             str(path),

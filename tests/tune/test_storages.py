@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -367,7 +368,10 @@ def test_a_line_that_optuna_did_not_write_ends_the_journal(name: str, tmp_path: 
     assert len(kept.known()) == 2
     found = search(kept, SPACE, FakeMeasurer(), RandomOrder(), Limits(trials=5), race=False)
     assert len(found.known) == 5
-    assert len(trials(str(path)).known()) == 5  # which mends nothing: a warning is an error
+    forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FlashgenWarning)  # nothing is left to be mended
+        assert len(trials(str(path)).known()) == 5
 
 
 def test_a_long_line_of_someone_else_is_left_alone(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_the_old_table(tmp_path: Path, monkeypatch: pytest.Mo
     write_table(path, table())
     before = path.read_bytes()
 
-    def full(*args: object) -> None:
+    def full(*args: object, shared: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tables, "replace_file", full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +44,31 @@ def test_the_committed_page_is_of_the_committed_tables(gpu: str) -> None:
 
 def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    main([])
-    written = (tmp_path / "benchmarks/nvidia-h200/tuned.md").read_text("utf-8")
-    assert written == markdown("nvidia-h200", tables_of("nvidia-h200"))
+    before = os.umask(0o027)
+    try:
+        assert main([]) == 0
+    finally:
+        os.umask(before)
+    path = tmp_path / "benchmarks/nvidia-h200/tuned.md"
+    assert path.read_text("utf-8") == markdown("nvidia-h200", tables_of("nvidia-h200"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+REFUSED = {
+    "/nope": "target: unknown GPU '/nope'",
+    "nvidia-h20": "did you mean 'nvidia-h200'?",
+    "nvidia-a100-80gb": "nvidia-a100-80gb: no tables in ",
+}
+
+
+@pytest.mark.parametrize("gpu", REFUSED)
+def test_a_gpu_without_tables_is_refused_and_nothing_made(
+    gpu: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([gpu]) == 1
+    assert REFUSED[gpu] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
