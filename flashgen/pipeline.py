@@ -17,10 +17,18 @@ from flashgen.schedule.model import Bucket, Schedule
 Choices = Sequence[tuple[Bucket, Schedule]]
 
 
-def generate(problem: Problem, choices: Choices, *, has_lse: bool, origin: str) -> Plan:
-    """Write the module for `choices`; `origin` says who chose them."""
+def generate(
+    problem: Problem,
+    choices: Choices,
+    *,
+    has_lse: bool,
+    origin: str,
+    origins: Sequence[str] = (),
+) -> Plan:
+    """Write the module for `choices`; `origin` says who chose them, `origins` who each of them."""
     verify(lower(problem))  # Problem -> TileGraph, checked
-    source = render(problem, choices, has_lse=has_lse)  # Problem, choices -> KernelSource
+    # Problem, choices -> KernelSource
+    source = render(problem, choices, has_lse=has_lse, origins=origins)
     return Plan(
         name=source.name,
         text=source.text,

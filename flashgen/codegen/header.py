@@ -23,8 +23,13 @@ EMPTY_LSE = {"none": "-inf", "per_head": "= its sink"}
 ALIGNMENTS = {"bottom_right": "row + kv_len - q_len", "top_left": "row"}
 
 
-def header(problem: Problem, choices: Sequence[tuple[Bucket, Schedule]]) -> Header:
-    """What a reader of the generated file must know before the code."""
+def header(
+    problem: Problem, choices: Sequence[tuple[Bucket, Schedule]], origins: Sequence[str] = ()
+) -> Header:
+    """What a reader of the generated file must know before the code.
+
+    origins: who chose each of `choices`, in a word or two; empty: not said.
+    """
     from flashgen import __version__
 
     spec = problem.spec
@@ -37,8 +42,9 @@ def header(problem: Problem, choices: Sequence[tuple[Bucket, Schedule]]) -> Head
         "spec",
         *_spec_lines(spec),
         "",
-        "schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)",
-        *_schedule_lines(problem, choices),
+        "schedules (lengths: kernel, tile, warps, stages, shared memory by the budget"
+        f"{'; who chose them' if origins else ''})",
+        *_schedule_lines(problem, choices, origins),
         "",
         "meanings",
         *(
@@ -61,17 +67,24 @@ def _spec_lines(spec: AttentionSpec) -> list[str]:
     return body
 
 
-def _schedule_lines(problem: Problem, choices: Sequence[tuple[Bucket, Schedule]]) -> list[str]:
+def _schedule_lines(
+    problem: Problem, choices: Sequence[tuple[Bucket, Schedule]], origins: Sequence[str]
+) -> list[str]:
+    """A line for each schedule: with everyone who chose it for some lengths."""
     from flashgen.schedule.budget import budget_for
 
     limit = problem.target.smem_per_block_bytes
     groups: dict[Schedule, list[Bucket]] = {}
     for bucket, schedule in choices:
         groups.setdefault(schedule, []).append(bucket)
+    by: dict[Schedule, dict[str, None]] = {}
+    for (_, schedule), origin in zip(choices, origins, strict=bool(origins)):
+        by.setdefault(schedule, {})[origin] = None
     lines = []
     for schedule, buckets in groups.items():
         smem = budget_for(problem, schedule).smem_bytes_of(schedule)
-        lines.append(f"  {buckets[-1]}: {schedule}, {smem} B of {limit} B")
+        who = f"; {', '.join(by[schedule])}" if schedule in by else ""
+        lines.append(f"  {buckets[-1]}: {schedule}, {smem} B of {limit} B{who}")
     return lines
 
 

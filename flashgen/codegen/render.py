@@ -83,9 +83,11 @@ def environment() -> Environment:
     return made
 
 
-def render(problem: Problem, choices: Sequence[Choice], *, has_lse: bool) -> KernelSource:
-    """One module for all `choices`, each a shape bucket with its schedule."""
-    ctx = context(problem, choices, has_lse=has_lse, header=header(problem, choices))
+def render(
+    problem: Problem, choices: Sequence[Choice], *, has_lse: bool, origins: Sequence[str] = ()
+) -> KernelSource:
+    """One module for all `choices`, each a shape bucket with its schedule; origins: who chose."""
+    ctx = context(problem, choices, has_lse=has_lse, header=header(problem, choices, origins))
     found = {kind for _, schedule in choices for kind in kernel_kinds(schedule)}
     kinds = tuple(sorted(found | ({"loop"} if ctx.gluon else set())))
     kernels = tuple(_kernel(kind, ctx) for kind in kinds)

@@ -13,6 +13,7 @@ from flashgen.codegen.digest import generator_digest
 from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
 from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
+from flashgen.compiler.chosen import entries_of, measured
 from flashgen.compiler.folder import MANIFEST, REPORT, Folder, digests
 from flashgen.compiler.machine_code import Compilers, Job
 from flashgen.compiler.verification import Progress, Verification, verify_plan
@@ -22,6 +23,7 @@ from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import SINGLE_TILE_MAX, Bucket, Rejection, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import Target
+from flashgen.tune.table import Entry
 
 if TYPE_CHECKING:
     import torch
@@ -77,11 +79,15 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build wrote, and all that its manifest and report say."""
+    """What a build wrote, and all that its manifest and report say.
+
+    entries: those of tables behind the plan's choices, in step; None where none is.
+    """
 
     spec: AttentionSpec
     target: Target
     plan: Plan
+    entries: tuple[Entry | None, ...]
     out: Path
     kernels: tuple[BuiltKernel, ...]
     verification: Verification | None
@@ -123,9 +129,14 @@ class BuildResult:
             "returns": ["out", "lse"] if self.plan.has_lse else ["out"],
             "schedules_chosen_by": self.plan.origin,
             "schedules": [
-                {"bucket": bucket.to_dict(), "schedule": schedule.to_dict(), "chosen_by": origin}
-                for (bucket, schedule), origin in zip(
-                    self.plan.choices, self.plan.origins, strict=True
+                {
+                    "bucket": bucket.to_dict(),
+                    "schedule": schedule.to_dict(),
+                    "chosen_by": origin,
+                    "measured": measured(entry),
+                }
+                for (bucket, schedule), origin, entry in zip(
+                    self.plan.choices, self.plan.origins, self.entries, strict=True
                 )
             ],
             "smem_limit_bytes": target.smem_per_block_bytes,
@@ -324,6 +335,7 @@ def _written(
         spec=spec,
         target=problem.target,
         plan=plan,
+        entries=entries_of(problem, plan),
         out=folder.path,
         kernels=tuple(kernels),
         verification=verification,

@@ -111,7 +111,13 @@ def plan(
         refuse_if_frozen(f"generate {spec.display_name} for {target.id}")
         problem = Problem(spec, target)
         found = tuned(problem, tables) if tables.sources else untuned(problem, schedule)
-        made = pipeline.generate(problem, found.choices, has_lse=has_lse, origin=found.origin)
+        made = pipeline.generate(
+            problem,
+            found.choices,
+            has_lse=has_lse,
+            origin=found.origin,
+            origins=found.kinds,
+        )
         return replace(made, origins=found.origins, notes=found.notes)
 
     made, path = artifact.fetch(spec.display_name, key, build)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from flashgen.problem import Problem
+from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import Bucket, Schedule, all_buckets
 from flashgen.tune.lookup import Tables, resolve, tables_of
 from flashgen.tune.table import Entry
@@ -31,9 +32,14 @@ class Chosen:
     entries: tuple[Entry | None, ...] = ()
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The origins without the bucket that a near one was tuned for."""
+        return tuple(map(_kind, self.origins))
+
+    @property
     def origin(self) -> str:
         """All origins in a few words: "untuned", or "tuned for 3 of 48 shape buckets, ..."."""
-        kinds = Counter(_kind(origin) for origin in self.origins)
+        kinds = Counter(self.kinds)
         if len(kinds) == 1:
             return next(iter(kinds))
         parts = [f"{kind} for {n}" for kind, n in kinds.most_common() if kind != UNTUNED]
@@ -95,6 +101,18 @@ def chosen_for(problem: Problem, bucket: Bucket) -> Choice:
     found = tuned(problem, tables_of(problem.spec, problem.target), [bucket])
     ((_, schedule),) = found.choices
     return Choice(schedule, found.origins[0], without, found.entries[0], found.notes)
+
+
+def entries_of(problem: Problem, plan: Plan) -> tuple[Entry | None, ...]:
+    """The tables' entries behind a plan's choices, in step; None where none is."""
+    found = resolve(tables_of(problem.spec, problem.target), problem).choices
+    steps = zip(plan.choices, plan.origins, strict=True)
+    return tuple(
+        found[bucket].entry
+        if bucket in found and (found[bucket].schedule, found[bucket].origin) == (schedule, origin)
+        else None
+        for (bucket, schedule), origin in steps
+    )
 
 
 def measured(entry: Entry | None) -> dict[str, object] | None:

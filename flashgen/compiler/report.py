@@ -106,6 +106,39 @@ def _schedule_table(result: BuildResult) -> Iterator[str]:
     yield ""
     head = ("lengths", "schedule", "chosen by", "shared memory", "registers per thread")
     yield from _table(head, rows)
+    yield from _measurements(result)
+
+
+def _measurements(result: BuildResult) -> Iterator[str]:
+    """A row for each table's entry that serves some lengths: how fast, against what, with what."""
+    entries = dict.fromkeys(entry for entry in result.entries if entry is not None)
+    if not entries:
+        return
+    rows = []
+    for entry in entries:
+        untuned = "failed" if entry.default_us is None else f"{entry.default_us:.4g}"
+        ratio = "" if entry.speedup is None else f" ({entry.speedup:.3f} x)"
+        tools = entry.toolchain
+        rows.append(
+            (
+                entry.bucket,
+                entry.schedule,
+                _short(entry.shape),
+                f"{entry.time_us:.4g}",
+                f"{untuned}{ratio}",
+                f"{entry.bound_us:.4g}",
+                f"{entry.trials} of {entry.feasible}",
+                f"{entry.device.name}, torch {tools.torch}, triton {tools.triton}",
+            )
+        )
+    yield from (
+        "",
+        "Tuned schedules as they were measured; `tuned for` other lengths: the nearest that were. "
+        "Untuned: what flashgen picks without a table.",
+        "",
+    )
+    head = ("tuned for", "schedule", "timed", "µs", "untuned, µs", "roofline bound, µs")
+    yield from _table((*head, "trials", "measured with"), rows)
 
 
 def _order_table(result: BuildResult) -> Iterator[str]:

@@ -35,6 +35,7 @@ from flashgen.problem import Problem
 from flashgen.runtime.said import forget
 from flashgen.schedule.model import Schedule
 from flashgen.target import get_target
+from flashgen.tune import lookup
 
 TARGET = "nvidia-h200"
 
@@ -383,3 +384,58 @@ def test_a_kernel_that_does_not_compile(built: BuildResult, tmp_path: Path) -> N
         compilers.submit(Problem(built.spec, built.target), built.plan, path, (job,))
         with pytest.raises(CompileError, match=r"no_such_thing[^$]*hint: the source is"):
             list(compilers.results())
+
+
+# **** schedules from a table ****
+
+
+@pytest.fixture
+def table_of_small(small: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry, for few queries and up to 8192 keys, with the figures of llama3_8b's."""
+    committed = Path(__file__).parents[2] / "tuned_configs" / TARGET / "llama3_8b.json"
+    table = json.loads(committed.read_text("utf-8"))
+    entry = next(
+        e for e in table["entries"] if e["bucket"] == {"q_len_max": 16, "kv_len_max": 8192}
+    )
+    entry["schedule"] |= {"block_m": 16, "block_n": 32, "num_warps": 2, "num_stages": 2}
+    entry["measured"] |= {"time_us": 100.0, "low_us": 99.0, "high_us": 101.0}
+    entry["default"]["time_us"] = 150.0
+    entry["bound_us"] = 50.0
+    table |= {"spec": "small", "fingerprint": small.fingerprint, "entries": [entry]}
+    (tmp_path / "tables" / TARGET).mkdir(parents=True)
+    (tmp_path / "tables" / TARGET / "small.json").write_text(json.dumps(table), "utf-8")
+    monkeypatch.setenv("FLASHGEN_CONFIG_DIR", str(tmp_path / "tables"))
+    lookup.forget()
+
+
+@pytest.mark.usefixtures("table_of_small")
+def test_a_tables_figures_are_in_manifest_report_and_header(
+    small: AttentionSpec, tmp_path: Path
+) -> None:
+    result = build(small, tmp_path / "out", target=TARGET, verify=False)
+    schedules = json.loads(result.manifest.read_text("utf-8"))["schedules"]
+    by_keys = {s["bucket"]["kv_len_max"]: s for s in schedules if s["bucket"]["q_len_max"] == 16}
+    assert by_keys[8192]["chosen_by"] == "tuned"
+    assert by_keys[4096]["chosen_by"] == "tuned for q_len <= 16, kv_len <= 8192"
+    found = by_keys[8192]["measured"]
+    assert found == by_keys[4096]["measured"]
+    assert (found["time_us"], found["untuned"]["time_us"], found["speedup"]) == (100, 150, 1.5)
+    assert (found["bound_us"], found["search"]["trials"] > 0) == (50, True)
+    assert found["measured_with"]["torch"] == "2.11.0"
+    assert found["measured_with"]["triton"] == "3.6.0"
+    assert (by_keys[64]["chosen_by"], by_keys[64]["measured"]) == ("untuned", None)
+    report = result.report.read_text("utf-8")
+    assert "| 100 | 150 (1.500 x) | 50 |" in report
+    assert "torch 2.11.0, triton 3.6.0 |" in report
+    lines = result.module.read_text("utf-8").splitlines()
+    (line,) = (line for line in lines if "16x32 2 warps 2 stages" in line and " B of " in line)
+    assert line.endswith("; tuned (near), tuned")
+    assert any(line.endswith("; untuned") for line in lines)
+
+
+def test_without_a_table_nothing_is_said_to_be_measured(built: BuildResult) -> None:
+    schedules = json.loads(built.manifest.read_text("utf-8"))["schedules"]
+    assert {(s["chosen_by"], s["measured"]) for s in schedules} == {("untuned", None)}
+    report = built.report.read_text("utf-8")
+    assert "- schedules chosen by: untuned" in report
+    assert "roofline bound" not in report
