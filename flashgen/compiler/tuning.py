@@ -152,6 +152,8 @@ def table_of(
     TableError: there is none, or it cannot be read.
     """
     chosen = target_argument(target) or target_of(_here())
+    if out is None:
+        lookup.check_folder()
     folders = [Path(out)] if out is not None else list(lookup.folders())
     paths = [table_path(folder, chosen.id, spec.display_name) for folder in folders]
     return read_table(next((path for path in paths if path.is_file()), paths[-1]))

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 from flashgen import settings
 from flashgen.errors import TableError
 from flashgen.fingerprint import fingerprint_text
+from flashgen.runtime.said import say_once
 from flashgen.schedule.model import KV_LEN_LIMITS, Bucket, Schedule, all_buckets
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import TARGETS, Target
-from flashgen.tune.table import RETUNE, Entry, Table, parse_table
+from flashgen.tune.table import MAKE_READABLE, RETUNE, Entry, Table, parse_table, read_data
 
 if TYPE_CHECKING:
     from flashgen.problem import Problem
@@ -34,11 +35,12 @@ NEAR_STEPS = 2
 
 @dataclass(frozen=True)
 class Source:
-    """A file that may have something for a spec."""
+    """A file that may have something for a spec, or with `unread` what cannot be read, and why."""
 
     path: Path
     gpu: str
     data: bytes
+    unread: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def tables_of(spec: AttentionSpec, target: Target) -> Tables:
     key = (spec.fingerprint, spec.display_name, target.id, places)
     found = _memo.get(key)
     if found is None:
+        check_folder()
         found = _memo[key] = _read_all(spec, target, places)
     return found
 
@@ -91,6 +94,17 @@ def folders() -> Iterator[Path]:
         yield chosen
     yield settings.cache_dir() / "tuned_configs"
     yield settings.tuned_configs_dir()
+
+
+def check_folder() -> None:
+    """Say once that FLASHGEN_CONFIG_DIR names no folder."""
+    chosen = settings.config_dir()
+    if chosen is None or chosen.is_dir():
+        return
+    found, hint = "there is no such folder", "correct it, or let `flashgen tune` make the folder."
+    if chosen.exists():
+        found, hint = "is no folder", "name a folder of tables, or unset it."
+    say_once(f"FLASHGEN_CONFIG_DIR={chosen}: {found}; no tables are read from it\n  hint: {hint}")
 
 
 def forget() -> None:
@@ -155,26 +169,26 @@ def _read_all(spec: AttentionSpec, target: Target, places: tuple[Path, ...]) -> 
     sources = tuple(
         source for gpu in gpus for folder in places for source in _sources(folder / gpu, gpu, spec)
     )
-    texts = [f"{s.gpu}/{s.path.name}\0{fingerprint_text(s.data.hex())}" for s in sources]
+    texts = [f"{s.gpu}/{s.path.name}\0{fingerprint_text(s.data.hex())}{s.unread}" for s in sources]
     return Tables(sources, fingerprint_text("\n".join(texts)) if sources else "")
 
 
 def _sources(folder: Path, gpu: str, spec: AttentionSpec) -> Iterator[Source]:
     """Files called as the spec, and files that hold its fingerprint: an unnamed spec may be a
-    shipped one. What cannot be read is a source too, so that it is said."""
+    shipped one. What cannot be read may be one of these: it is a source, so that it is said."""
     fingerprint = spec.fingerprint.encode()
     try:
         paths = sorted(folder.glob("*.json"))
     except OSError:
         return
     for path in paths:
-        named = path.stem == spec.display_name
         try:
-            data = path.read_bytes()
-        except OSError:
-            data = b""
-        if named or fingerprint in data:
-            yield Source(path, gpu, data)
+            data = read_data(path)
+        except TableError as error:
+            yield Source(path, gpu, b"", error.problem)
+        else:
+            if path.stem == spec.display_name or fingerprint in data:
+                yield Source(path, gpu, data)
 
 
 def _all_usable(tables: Tables, problem: Problem, notes: list[str]) -> _Found:
@@ -187,6 +201,11 @@ def _all_usable(tables: Tables, problem: Problem, notes: list[str]) -> _Found:
 
 def _usable(source: Source, problem: Problem, notes: list[str]) -> Table | None:
     """The table, if it is one and of this spec and its folder's GPU; a note where it is not."""
+    if source.unread:
+        notes.append(
+            f"{source.path}: {source.unread}; the table is ignored\n  hint: {MAKE_READABLE}"
+        )
+        return None
     try:
         table = parse_table(source.data, str(source.path))
     except TableError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,6 +27,8 @@ PASSES = ("forward",)
 UNITS = ("TFLOP/s", "GB/s")
 LINE_LENGTH = 190  # a schedule is one line, so that a diff shows it whole
 _T = TypeVar("_T")
+LONGEST_FILE = 4 << 20  # bytes; with an entry for each of 48 buckets a table has 50 KiB
+MAKE_READABLE = "make it a file that can be read, or remove it."
 RETUNE = "run `flashgen tune` for this spec again, or delete the file."
 
 
@@ -169,13 +172,26 @@ def write_table(path: Path, table: Table) -> None:
 
 def read_table(path: Path) -> Table:
     """The table in a file. TableError: not there, not readable, not a table, another version."""
+    return parse_table(read_data(path), str(path))
+
+
+def read_data(path: Path) -> bytes:
+    """The bytes of a table's file. TableError where they cannot be had, also from what is no file:
+    reading a pipe waits for ever, reading a device may never end."""
     try:
-        data = path.read_bytes()
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise TableError(str(path), "cannot be read (is no regular file)", MAKE_READABLE)
+        with path.open("rb") as stream:
+            data = stream.read(LONGEST_FILE + 1)
     except OSError as error:
-        raise TableError(
-            str(path), f"cannot be read ({error.strerror or type(error).__name__})"
-        ) from error
-    return parse_table(data, str(path))
+        why = error.strerror or type(error).__name__
+        hint = None if isinstance(error, FileNotFoundError) else MAKE_READABLE
+        raise TableError(str(path), f"cannot be read ({why})", hint) from error
+    if len(data) > LONGEST_FILE:
+        most = f"more than {LONGEST_FILE >> 20} MiB, as no table is"
+        raise TableError(str(path), f"cannot be read ({most})", MAKE_READABLE)
+    return data
 
 
 def parse_table(data: bytes, place: str) -> Table:

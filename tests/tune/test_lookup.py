@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from entries import FAST, OTHER, SPEC, TARGET, TOO_LARGE, entry, table
 
 from flashgen import AttentionSpec, settings
 from flashgen.compiler import choose
-from flashgen.errors import FlashgenWarning
+from flashgen.errors import FlashgenWarning, TableError
 from flashgen.problem import Problem
 from flashgen.runtime.said import forget
 from flashgen.schedule.model import Bucket, Schedule, all_buckets, bucket_of
 from flashgen.schedule.space import default_schedule
 from flashgen.target import get_target
 from flashgen.tune import lookup
-from flashgen.tune.table import Table, table_path, write_table
+from flashgen.tune.table import LONGEST_FILE, Table, read_table, table_path, write_table
 
 PROBLEM = Problem(SPEC, TARGET)
 HERE = bucket_of(2048, 2048)
@@ -175,17 +177,89 @@ def test_an_entry_that_does_not_fit_does_not_hide_those_that_do() -> None:
     assert len(found.notes) == 1
 
 
-def test_a_table_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(table())
-    read = Path.read_bytes
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
 
-    def refuse(self: Path) -> bytes:
+
+def _too_long(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(LONGEST_FILE + 1)
+
+
+UNREADABLE: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "endless": _endless,
+    "folder": Path.mkdir,
+    "dangling": lambda path: path.symlink_to("nowhere.json"),
+    "too-long": _too_long,
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_said_and_waits_for_nothing(
+    name: str, golden: Callable[[str, str], None]
+) -> None:
+    put(table(entry(FAST)))
+    path = table_path(settings.user_tables_dir(), TARGET.id, "another")
+    UNREADABLE[name](path)
+    lookup.forget()
+    found = resolved()
+    assert found.choices[HERE].schedule == FAST
+    (text,) = found.notes
+    golden(f"tune/ignored/{name}.txt", text.replace(str(path), "another.json"))
+    with pytest.raises(TableError, match="cannot be read"):
+        read_table(path)
+
+
+def test_a_file_that_is_linked_to_is_read(tmp_path: Path) -> None:
+    write_table(tmp_path / "elsewhere.json", table(entry(FAST)))
+    path = table_path(settings.user_tables_dir(), TARGET.id, "tuned")
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "elsewhere.json")
+    assert resolved().choices[HERE].schedule == FAST
+
+
+def test_a_table_that_may_not_be_read_is_said_and_read_once_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = put(table())
+    opened = Path.open
+
+    def refuse(self: Path, *args: Any, **options: Any) -> Any:
         if self == path:
             raise PermissionError(13, "Permission denied")
-        return read(self)
+        return opened(self, *args, **options)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert "is no JSON" in resolved().notes[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        (text,) = resolved().notes
+        refused = lookup.tables_of(SPEC, TARGET).key
+    assert text.startswith(f"{path}: cannot be read (Permission denied); the table is ignored\n")
+    lookup.forget()
+    assert resolved().notes == ()
+    assert lookup.tables_of(SPEC, TARGET).key not in {refused, ""}
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_chosen_folder_that_is_none_is_said_once(
+    is_file: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, str], None],
+) -> None:
+    chosen = tmp_path / "config"
+    if is_file:
+        chosen.write_text("")
+    monkeypatch.setenv("FLASHGEN_CONFIG_DIR", str(chosen))
+    forget()
+    lookup.forget()
+    with pytest.warns(FlashgenWarning) as said:
+        assert lookup.tables_of(SPEC, TARGET) == lookup.NOTHING
+        lookup.forget()
+        assert lookup.tables_of(SPEC, TARGET) == lookup.NOTHING
+    (text,) = [str(each.message) for each in said]
+    name = "folder-is-a-file" if is_file else "no-folder"
+    golden(f"tune/ignored/{name}.txt", text.replace(str(chosen), "config"))
 
 
 def test_plans_follow_their_tables_and_say_who_chose() -> None:
