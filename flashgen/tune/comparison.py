@@ -86,13 +86,17 @@ class Replay:
 
 
 def replay(data: Exhaustive, sampler: str, seeds: Sequence[int], trials: int) -> Replay:
-    """Run a sampler as the search does, on times that are known: default and seeds first."""
+    """Run a sampler as the search does, on times that are known: default and seeds first.
+
+    Only the first of each order is used, so no more is asked for: TPE's is the same as in the
+    search, and its 24 proposals were 14 of 15 parts of the time.
+    """
     optimum = min(data.times.values())
     ranked = sorted(data.predicted_us, key=lambda s: (data.predicted_us[s], s))
     first = [s for s in dict.fromkeys((data.default, *ranked[:2])) if s in data.found]
     runs = []
     for seed in seeds:
-        order = strategy(sampler, lambda: data.predicted_us, seed)
+        order = strategy(sampler, lambda: data.predicted_us, seed, used=1)
         known: dict[Schedule, Measurement] = {}
         ratios: list[float] = []
         free = list(data.found)
@@ -205,6 +209,8 @@ def markdown(cases: Sequence[tuple[Exhaustive, Mapping[str, Replay]]]) -> str:
     lines = [
         "# Samplers on exhaustive data",
         "",
+        "Replayed, a trial at a time: the sampler is told the kept times of what it chose before "
+        "and chooses the next, from all that is left, up to three times the default number of trials. "
         f"Median of {SEEDS} seeds; the model has none. Trials until the best is within "
         f"{100 * WITHIN:.0f}% of the optimum, then best over optimum after the default number of "
         "trials (a fifth of the space). Default and the two best predicted are tried first.",

@@ -22,7 +22,7 @@ from flashgen.tune.study import parameters
 Known = Mapping[Schedule, Measurement]
 SAMPLERS = ("model", "tpe", "random")
 FAILED_FACTOR = 2.0  # what has no time counts as this many times the slowest
-TPE_ASKED = 24  # proposals of TPE for one order; the rest follows at random
+TPE_ASKED = 24  # proposals of TPE for one order; the rest follows at random. One costs 15 ms
 
 
 class Strategy(Protocol):
@@ -50,6 +50,7 @@ class TpeOrder:
 
     seed: int = 0
     first: int = 6  # at random before TPE has something to go by
+    asked: int = TPE_ASKED
 
     def order(self, known: Known, free: Sequence[Schedule]) -> list[Schedule]:
         import optuna
@@ -70,7 +71,7 @@ class TpeOrder:
                 )
             )
         chosen: dict[Schedule, None] = {}
-        for _ in range(min(TPE_ASKED, len(shuffled))):
+        for _ in range(min(self.asked, len(shuffled))):
             asked = study.ask(distributions)
             left = [schedule for schedule in shuffled if schedule not in chosen]
             if not left:
@@ -144,11 +145,17 @@ def _kind(schedule: Schedule) -> tuple[int, bool]:
     return schedule.num_warps, schedule.maxnreg is None
 
 
-def strategy(name: str, predict: Callable[[], Mapping[Schedule, float]], seed: int = 0) -> Strategy:
-    """A strategy by its name in `SAMPLERS`; predict: predicted times, asked for where needed."""
+def strategy(
+    name: str,
+    predict: Callable[[], Mapping[Schedule, float]],
+    seed: int = 0,
+    used: int = TPE_ASKED,
+) -> Strategy:
+    """A strategy by its name in `SAMPLERS`; predict: predicted times, asked for where needed;
+    used: how many of an order are made use of, the rest may be in any order."""
     if name == "model":
         return ModelOrder(predict())
-    return TpeOrder(seed) if name == "tpe" else RandomOrder(seed)
+    return TpeOrder(seed, asked=used) if name == "tpe" else RandomOrder(seed)
 
 
 def _times(known: Known) -> dict[Schedule, float]:

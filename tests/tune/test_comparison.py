@@ -13,6 +13,7 @@ from tuning_cases import FEASIBLE
 from flashgen.tune import comparison
 from flashgen.tune.comparison import Exhaustive, Replay, empty, from_json, measure_all, to_json
 from flashgen.tune.measurement import Measurement
+from flashgen.tune.strategies import strategy
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,16 @@ def test_trials_to_a_share_of_the_optimum() -> None:
     assert found.trials_to(0.02) == 3
     assert found.ratio_after(1) == 1.5
     assert Replay("random", ((1.5,),)).trials_to() == float("inf")
+
+
+def test_tpe_asked_for_one_chooses_what_it_would_of_many(data: Exhaustive) -> None:
+    free = list(data.found)
+    known = {free.pop(0): each for each in list(data.found.values())[:9]}
+    for seed in range(3):
+        many = strategy("tpe", lambda: data.predicted_us, seed).order(known, free)
+        one = strategy("tpe", lambda: data.predicted_us, seed, used=1).order(known, free)
+        assert one[0] == many[0]
+        assert set(one) == set(many) == set(free)
 
 
 @pytest.mark.slow
