@@ -17,8 +17,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from flashgen import settings
@@ -32,6 +33,7 @@ from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
 from flashgen.tune.measurement import Measurement, Measurer
+from flashgen.tune.processes import cores
 from flashgen.tune.search import Limits, close_quietly
 from flashgen.tune.strategies import SAMPLERS, Known, strategy
 from flashgen.tune.toolchain import device_here, toolchain
@@ -109,6 +111,32 @@ def replay(data: Exhaustive, sampler: str, seeds: Sequence[int], trials: int) ->
             ratios.append(min(times, default=math.inf) / optimum)
         runs.append(tuple(ratios))
     return Replay(sampler, tuple(runs))
+
+
+def replay_all(cases: Sequence[Exhaustive]) -> list[dict[str, Replay]]:
+    """Every sampler on every case, by name, with `SEEDS` seeds each, on all cores."""
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
+        running = [
+            {
+                name: [
+                    pool.submit(replay, data, name, (seed,), _trials(data))
+                    for seed in range(1 if name == "model" else SEEDS)
+                ]
+                for name in SAMPLERS
+            }
+            for data in cases
+        ]
+        return [
+            {
+                name: Replay(name, tuple(run for each in jobs for run in each.result().runs))
+                for name, jobs in samplers.items()
+            }
+            for samplers in running
+        ]
+
+
+def _trials(data: Exhaustive) -> int:
+    return min(len(data.found), 3 * Limits().trials_of(len(data.found)))
 
 
 def _view(known: dict[Schedule, Measurement]) -> Known:
@@ -210,8 +238,8 @@ def markdown(cases: Sequence[tuple[Exhaustive, Mapping[str, Replay]]]) -> str:
         "# Samplers on exhaustive data",
         "",
         "Replayed, a trial at a time: the sampler is told the kept times of what it chose before "
-        "and chooses the next, from all that is left, up to three times the default number of trials. "
-        f"Median of {SEEDS} seeds; the model has none. Trials until the best is within "
+        "and chooses the next, from all that is left, up to three times the default number of "
+        f"trials. Median of {SEEDS} seeds; the model has none. Trials until the best is within "
         f"{100 * WITHIN:.0f}% of the optimum, then best over optimum after the default number of "
         "trials (a fifth of the space). Default and the two best predicted are tried first.",
         "",
@@ -297,26 +325,21 @@ def _measure(given: argparse.Namespace) -> int:
 
 
 def _compare(folder: Path) -> int:
-    cases = []
+    cases: list[Exhaustive] = []
     for path in sorted(folder.glob("*.json")):
         data = from_json(path.read_text("utf-8"))
         if not data.times:
             continue
-        trials = min(len(data.found), 3 * Limits().trials_of(len(data.found)))
-        seeds = range(SEEDS)
-        replays = {
-            name: replay(data, name, (0,) if name == "model" else seeds, trials)
-            for name in SAMPLERS
-        }
-        cases.append((data, replays))
+        cases.append(data)
     if not cases:
         print(f"{folder}: no exhaustive data here", file=sys.stderr)
         return 1
-    text = markdown(cases)
+    replayed = list(zip(cases, replay_all(cases), strict=True))
+    text = markdown(replayed)
     replace_file(folder / "comparison.md", text, shared=True)
     print(text, end="")
     try:
-        plot(cases, folder / "comparison.png")
+        plot(replayed, folder / "comparison.png")
     except ImportError:
         print(f"no picture: {install_hint('plot')}", file=sys.stderr)
     return 0

@@ -11,9 +11,17 @@ from fakes import FakeMeasurer, smooth, timed
 from tuning_cases import FEASIBLE
 
 from flashgen.tune import comparison
-from flashgen.tune.comparison import Exhaustive, Replay, empty, from_json, measure_all, to_json
+from flashgen.tune.comparison import (
+    Exhaustive,
+    Replay,
+    empty,
+    from_json,
+    measure_all,
+    replay,
+    to_json,
+)
 from flashgen.tune.measurement import Measurement
-from flashgen.tune.strategies import strategy
+from flashgen.tune.strategies import SAMPLERS, strategy
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +74,15 @@ def test_tpe_asked_for_one_chooses_what_it_would_of_many(data: Exhaustive) -> No
         one = strategy("tpe", lambda: data.predicted_us, seed, used=1).order(known, free)
         assert one[0] == many[0]
         assert set(one) == set(many) == set(free)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(data: Exhaustive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "SEEDS", 2)
+    (found,) = comparison.replay_all([data])
+    for name in SAMPLERS:
+        seeds = range(1 if name == "model" else 2)
+        assert found[name] == replay(data, name, seeds, len(found[name].runs[0]))
 
 
 @pytest.mark.slow
