@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flashgen import settings
 from flashgen.tune import lookup
 
 
@@ -17,3 +18,10 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     lookup.forget()
     return tmp_path
+
+
+@pytest.fixture
+def nothing_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packaged tables hold one of the tests' spec: gpt2's, of the same fingerprint."""
+    monkeypatch.setattr(settings, "tuned_configs_dir", lambda: tmp_path / "nothing-packaged")
+    lookup.forget()

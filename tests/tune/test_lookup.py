@@ -23,16 +23,11 @@ from flashgen.target import get_target
 from flashgen.tune import lookup
 from flashgen.tune.table import LONGEST_FILE, Table, read_table, table_path, write_table
 
+pytestmark = pytest.mark.usefixtures("nothing_packaged")
 PROBLEM = Problem(SPEC, TARGET)
 HERE = bucket_of(2048, 2048)
 RELATIVE = "nvidia-h100-sxm"
 THIRD = Schedule(block_m=64, block_n=64, num_warps=4, num_stages=2)
-
-
-@pytest.fixture(autouse=True)
-def nothing_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packaged tables hold one of this spec: gpt2's, of the same fingerprint."""
-    monkeypatch.setattr(settings, "tuned_configs_dir", lambda: tmp_path / "nothing-packaged")
 
 
 def put(

@@ -88,6 +88,7 @@ def test_nothing_is_written_where_it_is_not_wanted() -> None:
     assert found.results[0].entry is not None
 
 
+@pytest.mark.usefixtures("nothing_packaged")
 def test_seeds_are_the_predicted_best_and_committed_ones() -> None:
     write_table(
         table_path(settings.user_tables_dir(), "nvidia-h100-sxm", "tuned"),
@@ -339,6 +340,7 @@ def settle(attention: SelfTuning, q_len: int) -> None:
     attention._settle(sizes, torch.device("cpu"), bucket_of(q_len, q_len))
 
 
+@pytest.mark.usefixtures("nothing_packaged")
 def test_auto_tunes_a_bucket_once_and_takes_the_new_plan() -> None:
     asked: list[tuple[object, Shape]] = []
 
