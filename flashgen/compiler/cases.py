@@ -99,11 +99,11 @@ def cases_of(
 
 
 def representatives(spec: AttentionSpec, plan: Plan) -> tuple[Schedule, ...]:
-    """The schedules of the spec's shapes, then one of every other kind of kernel, for many rows and
-    for few."""
+    """The schedules of the spec's shapes, small tiles first: of a kind the first one gets the most
+    cases. Then one of every other kind of kernel, for many rows and for few."""
     chosen = dict(plan.choices)
-    wanted = (bucket_of(shape.q_len, shape.kv_len) for shape in spec.shapes)
-    found = dict.fromkeys(chosen[bucket] for bucket in wanted)
+    wanted = {chosen[bucket_of(shape.q_len, shape.kv_len)] for shape in spec.shapes}
+    found = dict.fromkeys(sorted(wanted, key=lambda each: (each.block_m * each.block_n, each)))
     for bucket in (*REPRESENTATIVE, *chosen):
         if all(_kind(chosen[bucket]) != _kind(other) for other in found):
             found[chosen[bucket]] = None
