@@ -3,7 +3,7 @@
 Importing SymPy and writing a kernel makes a million objects that live on; collecting among them
 took 0.2 s of 1.2 s (2 cores, torch loaded). A thread that reads a file in pieces wants the
 interpreter lock for each piece; Python lets it wait 5 ms for every turn where another thread is
-busy, which made hashing Triton's library take 0.9 s instead of 0.4 s (H200 host).
+busy, which made hashing Triton's library take 0.9 s instead of 0.6 s (H200 host).
 """
 
 from __future__ import annotations

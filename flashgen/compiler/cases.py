@@ -155,10 +155,10 @@ def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
 def _queue(spec: AttentionSpec, schedules: Sequence[Schedule], place: int) -> list[tuple[int, int]]:
     """Lengths for one schedule; where one of its kind is before it, a cheap pair comes first."""
     schedule = schedules[place]
-    lengths = _served(_telling(spec, schedule), schedule)
+    lengths = _telling(spec, schedule)
     if any(_kind(earlier) == _kind(schedule) for earlier in schedules[:place]):
         lengths.insert(0, (schedule.block_m - 1, schedule.block_n + 1))
-    return lengths
+    return _served(lengths, schedule)
 
 
 def _mask_edges(

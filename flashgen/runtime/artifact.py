@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -143,23 +144,17 @@ def replace_file(path: Path, content: str | bytes, *, shared: bool = False) -> N
     shared: for people, so that the umask says who may read it; else the owner alone may.
     """
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    # Made here and not by tempfile, whose files have no umask; reading that would mean setting it.
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    handle = os.open(temporary, new, 0o666 if shared else 0o600)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
-        if shared:
-            Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except OSError:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    """The process's umask; Python can only read it by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @cache

@@ -34,8 +34,8 @@ ORDERS: tuple[Order, ...] = ("flash2", "flash1")
 LAYOUT_HINT_HEAD_DIM = 512  # from here on, a head dim is more likely a length in the wrong place
 
 
-# Whose schedules the tuner searches and the default is chosen from. gluon_sm90 is not among them
-# until it is measured: it is used where a schedule of it is asked for.
+# Whose schedules the tuner searches; the untuned choice is one of triton's. gluon_sm90 is not among
+# them while a hidden NaN reaches rows: it is used where a schedule of it is asked for.
 SEARCHED_FAMILIES: tuple[Family, ...] = ("triton",)
 
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -291,13 +290,15 @@ def test_a_read_only_folder(small: AttentionSpec) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> tuple[int, str]:
+    def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tempfile, "mkstemp", full)
-    with pytest.raises(FlashgenError, match="No space left on device"):
-        write(tmp_path / "small.py", b"text")
-    assert not list(tmp_path.iterdir())
+    for call in ("open", "fdopen"):  # no room for the file, and none for what is in it
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            with pytest.raises(FlashgenError, match="No space left on device"):
+                write(tmp_path / "small.py", b"text")
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_wrong_kernel_is_written_as_unverified_and_raises(

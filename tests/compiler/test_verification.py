@@ -214,6 +214,20 @@ def test_a_schedule_runs_where_another_is_chosen(
     assert any({schedule for _, schedule in each.choices} == {long} for each in made)
 
 
+def test_a_single_tile_gets_no_more_keys_than_it_holds() -> None:
+    sizes = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": 200}
+    shapes = [{**sizes, "kv_len": 30}, {**sizes, "kv_len": 100}]
+    spec = AttentionSpec(head_dim=64, dtype="bf16", shapes=shapes)
+    plan = plan_of(spec)
+    single = {schedule for _, schedule in plan.choices if schedule.kernel == "single_tile"}
+    cases = cases_of(spec, plan, interpreted=True)
+    used = {dict(plan.choices)[bucket_of(200, kv_len)] for kv_len in (30, 100)}
+    assert len(used & single) == 2
+    assert used <= {case.schedule for case in cases}
+    for case in (*cases, *cases_of(spec, plan, interpreted=False)):
+        assert case.schedule.kernel == "loop" or case.shape.kv_len <= case.schedule.block_n
+
+
 def test_a_window_is_reached_where_that_is_affordable() -> None:
     spec = AttentionSpec(
         head_dim=16, dtype="fp16", heads={"group": 1}, mask=["causal", {"window": {"left": 700}}]

@@ -74,6 +74,9 @@ def test_what_goes_wrong_is_left_to_the_launch(monkeypatch: pytest.MonkeyPatch) 
     class Kernel:
         params = ()
 
+        def is_gluon(self) -> bool:
+            return False
+
     class Broken:
         @property
         def active(self) -> object:
