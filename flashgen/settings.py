@@ -5,6 +5,9 @@ FLASHGEN_CONFIG_DIR  tuned configs that come before all others (default: none)
 FLASHGEN_STORAGE     where tuning trials are kept, as `flashgen tune --storage` (default: the cache)
 WORLD_SIZE           processes of this job, as torchrun sets it: more than 1 tune one by one
 FLASHGEN_FROZEN      1: raise where something would be generated, compiled or tuned (default: 0)
+FLASHGEN_TRY_FIRST   0: run a Hopper kernel at once that was never tried on this machine, where it
+                     may hang this process (default: 1, it is tried in a process with a deadline)
+TRITON_PTXAS_PATH    the ptxas that Triton takes in the place of its own; read here, not used
 """
 
 from __future__ import annotations
@@ -66,6 +69,14 @@ def storage() -> str | None:
 
 def frozen() -> bool:
     return os.environ.get("FLASHGEN_FROZEN", "0") not in {"", "0"}
+
+
+def try_first() -> bool:
+    return os.environ.get("FLASHGEN_TRY_FIRST") != "0"
+
+
+def ptxas() -> str | None:
+    return os.environ.get("TRITON_PTXAS_PATH") or None
 
 
 def in_job() -> bool:

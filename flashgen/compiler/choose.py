@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.digest import generator_digest
@@ -18,16 +20,21 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Paged
 from flashgen.target import TARGETS, Target, get_target, target_from_device_name
 from flashgen.tune.lookup import NOTHING, tables_of
+from flashgen.tune.toolchain import gluon_missing, version_of
+from flashgen.tune.verdicts import FAMILY as HOPPER
+from flashgen.tune.verdicts import Machine, recall, subject_of
 
 if TYPE_CHECKING:
     import torch
 
     from flashgen.problem import Problem
     from flashgen.runtime.artifact import Plan
+    from flashgen.runtime.check import Sizes
     from flashgen.runtime.launch import Attention
 
 # Whose schedules serve CPU tensors, and builds without a named target and without a GPU.
 DEFAULT_TARGET = "nvidia-h200"
+NO_REFUSALS: Mapping[Schedule, str] = MappingProxyType({})
 
 
 def compile(  # noqa: A001 -- the public name; a module-level builtin is not needed here
@@ -52,15 +59,32 @@ def compile(  # noqa: A001 -- the public name; a module-level builtin is not nee
     check_served(spec_argument("compile", spec))
     fixed, given = target_argument(target), schedule_argument(schedule)
 
+    def target_for(device: torch.device) -> Target:
+        return fixed or target_of(device)
+
     def plan_for(device: torch.device) -> tuple[Plan, Path]:
-        return plan(spec, fixed or target_of(device), schedule=given, has_lse=return_lse)
+        def machine() -> Machine:
+            from flashgen.compiler.first_run import machine_here
+
+            return machine_here(device.index or 0)
+
+        where = machine if device.type == "cuda" else None
+        target = target_for(device)
+        return plan(spec, target, schedule=given, has_lse=return_lse, machine=where)
+
+    def guard(
+        device: torch.device, plan: Plan, path: Path, schedule: Schedule, sizes: Sizes
+    ) -> bool:
+        from flashgen.compiler.first_run import FirstRuns
+
+        return FirstRuns(spec, target_for)(device, plan, path, schedule, sizes)
 
     if tune is not None:
         from flashgen.compiler.tuning import SelfTuning, mode_argument
 
         mode_argument(tune)
-        return SelfTuning(spec, plan_for, return_lse=return_lse, target=fixed)
-    return Attention(spec, plan_for, return_lse=return_lse)
+        return SelfTuning(spec, plan_for, return_lse=return_lse, target=fixed, guard=guard)
+    return Attention(spec, plan_for, return_lse=return_lse, guard=guard)
 
 
 def unserved_features(spec: AttentionSpec) -> tuple[str, ...]:
@@ -84,12 +108,50 @@ def check_served(spec: AttentionSpec) -> None:
 
 
 def plan(
-    spec: AttentionSpec, target: Target, *, schedule: Schedule | None = None, has_lse: bool
+    spec: AttentionSpec,
+    target: Target,
+    *,
+    schedule: Schedule | None = None,
+    has_lse: bool,
+    machine: Callable[[], Machine] | None = None,
+    refused: Mapping[Schedule, str] = NO_REFUSALS,
 ) -> tuple[Plan, Path]:
     """The generated module for a target, from the disk cache or made now, and its path.
 
-    Tuned configs are looked up here, once a plan, and are part of its key.
+    Tuned configs are looked up here, once a plan, and are part of its key. machine: where the
+    kernels are to run; Hopper schedules that are known to be bad there, and those that are
+    `refused`, make place for the portable family.
     """
+    made, path = _made(spec, target, schedule, refused, has_lse=has_lse)
+    if machine is not None and HOPPER in {each.family for _, each in made.choices}:
+        known = refusals(made, spec, machine())
+        if known:
+            both = {**known, **refused}
+            made, path = _made(spec, target, schedule, both, has_lse=has_lse)
+    for note in made.notes:
+        say_once(note)
+    return made, path
+
+
+def refusals(plan: Plan, spec: AttentionSpec, machine: Machine) -> dict[Schedule, str]:
+    """Hopper schedules of a plan that are known not to be usable on `machine`, with the reason."""
+    found = {}
+    for schedule in dict.fromkeys(schedule for _, schedule in plan.choices):
+        if schedule.family == HOPPER:
+            verdict = recall(subject_of(plan, spec.display_name, schedule, machine))
+            if verdict is not None and verdict.refusal:
+                found[schedule] = verdict.refusal
+    return found
+
+
+def _made(
+    spec: AttentionSpec,
+    target: Target,
+    schedule: Schedule | None,
+    refused: Mapping[Schedule, str],
+    *,
+    has_lse: bool,
+) -> tuple[Plan, Path]:
     tables = tables_of(spec, target) if schedule is None else NOTHING
     key = fingerprint(
         {
@@ -99,18 +161,21 @@ def plan(
             "schedule": schedule and schedule.to_dict(),
             "has_lse": has_lse,
             "tuned": tables.key,
+            "refused": sorted([str(each), why] for each, why in refused.items()),
+            "triton": [version_of("triton"), gluon_missing()],  # Gluon's names depend on it
             "generator": generator_digest(),
         }
     )
 
     def build() -> Plan:
         from flashgen import pipeline
-        from flashgen.compiler.chosen import tuned, untuned
+        from flashgen.compiler.chosen import tuned, untuned, without_refused
         from flashgen.problem import Problem
 
         refuse_if_frozen(f"generate {spec.display_name} for {target.id}")
         problem = Problem(spec, target)
         found = tuned(problem, tables) if tables.sources else untuned(problem, schedule)
+        found = without_refused(found, problem, refused)
         made = pipeline.generate(
             problem,
             found.choices,
@@ -120,10 +185,7 @@ def plan(
         )
         return replace(made, origins=found.origins, notes=found.notes)
 
-    made, path = artifact.fetch(spec.display_name, key, build)
-    for note in made.notes:
-        say_once(note)
-    return made, path
+    return artifact.fetch(spec.display_name, key, build)
 
 
 def choose(problem: Problem, schedule: Schedule | None) -> list[tuple[Bucket, Schedule]]:

@@ -7,14 +7,16 @@ about a single bucket.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import Bucket, Schedule, all_buckets
 from flashgen.tune.lookup import Tables, resolve, tables_of
 from flashgen.tune.table import Entry
+from flashgen.tune.toolchain import gluon_missing
+from flashgen.tune.verdicts import HUNG
 
 GIVEN, UNTUNED = "given", "untuned"
 
@@ -50,6 +52,11 @@ def untuned(problem: Problem, schedule: Schedule | None) -> Chosen:
     """The given schedule for all buckets that it can serve, else the default of each."""
     from flashgen.compiler.choose import choose
 
+    missing = None if schedule is None else _missing(problem, schedule)
+    if schedule is not None and missing:
+        choices = tuple((bucket, portable(problem, bucket)) for bucket in all_buckets())
+        origins = (UNTUNED,) * len(choices)
+        return Chosen(choices, origins, (fallback(schedule, missing),), (None,) * len(choices))
     choices = tuple(choose(problem, schedule))
     origins = tuple(GIVEN if c == schedule else UNTUNED for _, c in choices)
     return Chosen(choices, origins, entries=(None,) * len(choices))
@@ -68,6 +75,68 @@ def tuned(problem: Problem, tables: Tables, buckets: Sequence[Bucket] | None = N
         origins.append(each.origin if each else UNTUNED)
         entries.append(each.entry if each else None)
     return Chosen(tuple(choices), tuple(origins), found.notes, tuple(entries))
+
+
+# **** schedules of the family gluon_sm90 that cannot be used here ****
+
+
+def without_refused(chosen: Chosen, problem: Problem, refused: Mapping[Schedule, str]) -> Chosen:
+    """The portable family in the place of Hopper schedules that are `refused`, or that the Triton
+    here cannot compile; the notes say why."""
+    reasons = {
+        schedule: reason
+        for schedule in dict.fromkeys(schedule for _, schedule in chosen.choices)
+        if (reason := _missing(problem, schedule) or refused.get(schedule))
+    }
+    if not reasons:
+        return chosen
+    entries = chosen.entries or (None,) * len(chosen.choices)
+    choices, origins, kept = [], [], []
+    for (bucket, schedule), origin, entry in zip(
+        chosen.choices, chosen.origins, entries, strict=True
+    ):
+        gone = schedule in reasons
+        choices.append((bucket, portable(problem, bucket) if gone else schedule))
+        origins.append(UNTUNED if gone else origin)
+        kept.append(None if gone else entry)
+    notes = (*chosen.notes, *(fallback(schedule, why) for schedule, why in reasons.items()))
+    return replace(
+        chosen,
+        choices=tuple(choices),
+        origins=tuple(origins),
+        notes=notes,
+        entries=tuple(kept),
+    )
+
+
+def _missing(problem: Problem, schedule: Schedule) -> str | None:
+    """Why no schedule of the family can be used for this GPU or with this Triton."""
+    if schedule.family == "triton":
+        return None
+    if problem.target.arch != "sm_90":
+        target = problem.target
+        return f"kernels of family {schedule.family} run on sm_90, {target.id} is {target.arch}"
+    return gluon_missing()
+
+
+def fallback(schedule: Schedule, reason: str) -> str:
+    """What is said where the portable family takes the place of a Hopper schedule."""
+    hint = ""
+    if reason == HUNG:
+        hint = (
+            "\n  hint: `flashgen list --hung` shows it, and with --forget it is tried again, in a "
+            "process of its own."
+        )
+    return f"schedule {schedule} is not used: {reason}; family triton serves{hint}"
+
+
+def portable(problem: Problem, bucket: Bucket) -> Schedule:
+    """The untuned choice of the portable family."""
+    from flashgen.schedule.sm90 import portable_schedule
+    from flashgen.schedule.space import default_schedule
+
+    found = default_schedule(problem, bucket)
+    return found if found.family == "triton" else portable_schedule(problem)
 
 
 @dataclass(frozen=True)
@@ -99,6 +168,7 @@ def chosen_for(problem: Problem, bucket: Bucket) -> Choice:
 
     without = default_schedule(problem, bucket)
     found = tuned(problem, tables_of(problem.spec, problem.target), [bucket])
+    found = without_refused(found, problem, {})
     ((_, schedule),) = found.choices
     return Choice(schedule, found.origins[0], without, found.entries[0], found.notes)
 

@@ -14,7 +14,7 @@ from flashgen.compiler.arguments import shape_argument, spec_argument, target_ar
 from flashgen.compiler.choose import check_served, target_of
 from flashgen.errors import FlashgenError, TuningError
 from flashgen.problem import Problem
-from flashgen.runtime.launch import Attention, PlanFor
+from flashgen.runtime.launch import Attention, Guard, PlanFor
 from flashgen.runtime.said import say_once
 from flashgen.schedule.model import Bucket, bucket_of
 from flashgen.spec.model import AttentionSpec
@@ -273,8 +273,9 @@ class SelfTuning(Attention):
         return_lse: bool,
         target: Target | None = None,
         tuner: Callable[[Problem, Bucket, Shape, int], object] | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        super().__init__(spec, plan_for, return_lse=return_lse)
+        super().__init__(spec, plan_for, return_lse=return_lse, guard=guard)
         self._target = target
         self._tuner = tuner or tune_for_call
         self._settled: set[tuple[torch.device, Bucket]] = set()

@@ -201,7 +201,7 @@ def verify_plan(
         say(f"verifying {spec.display_name}: case {number} of {len(cases)}, {case}")
         told = None if case.is_chosen(plan) else case.schedule
         if told not in attentions:
-            attentions[told] = _attention(spec, plan if told is None else plan.only(told), path)
+            attentions[told] = attention_of(spec, plan if told is None else plan.only(told), path)
         results.append(run_case(attentions[told], case, device))
     return Verification(
         name=spec.display_name,
@@ -213,7 +213,8 @@ def verify_plan(
     )
 
 
-def _attention(spec: AttentionSpec, plan: Plan, path: Path) -> Attention:
+def attention_of(spec: AttentionSpec, plan: Plan, path: Path) -> Attention:
+    """The callable of a plan, which launches whatever the plan says."""
     from flashgen.runtime.launch import Attention
 
     return Attention(spec, lambda _: (plan, path), return_lse=plan.has_lse)

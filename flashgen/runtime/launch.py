@@ -22,6 +22,7 @@ from flashgen.runtime.launcher import start_preparing_launch
 from flashgen.runtime.load import load_module
 from flashgen.runtime.repeat import MAX_KEPT, Repeat, Seen, Signature, repeat_of, signature
 from flashgen.runtime.said import say_once
+from flashgen.runtime.served import served
 from flashgen.runtime.warm import start_warming
 from flashgen.schedule.model import Bucket, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
@@ -29,8 +30,12 @@ from flashgen.spec.model import AttentionSpec
 if TYPE_CHECKING:
     from flashgen.codegen.options import Option
 
+HOPPER = "gluon_sm90"  # the family whose kernels may wait for ever
 MAX_PROGRAMS = 2**31 - 1  # CUDA: grid dimension x, all compute capabilities
 PlanFor = Callable[[torch.device], tuple[Plan, Path]]
+# Whether a Hopper schedule of a plan may be launched in this process. Where it says no, the next
+# plan has another schedule in its place.
+Guard = Callable[[torch.device, Plan, Path, Schedule, Sizes], bool]
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -42,6 +47,11 @@ class Loaded:
     module: ModuleType
     launches: Mapping[Bucket, tuple[Schedule, object, Mapping[str, Option]]]
 
+    @property
+    def path(self) -> Path:
+        """The module's file."""
+        return Path(str(self.module.__file__))
+
 
 class Attention:
     """A compiled attention: `(q, k, v, *, <inputs>, sink=, kv_lens=) -> out` or `(out, lse)`.
@@ -52,10 +62,20 @@ class Attention:
     arguments that do not fit the spec. Kernels compile at the first call that needs them.
     """
 
-    def __init__(self, spec: AttentionSpec, plan_for: PlanFor, *, return_lse: bool) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        plan_for: PlanFor,
+        *,
+        return_lse: bool,
+        guard: Guard | None = None,
+    ) -> None:
         self.spec = spec
         self.return_lse = return_lse
         self._plan_for = plan_for
+        self._guard = guard
+        self._allowed: set[tuple[torch.device, Schedule]] = set()
+        self._not_tma: str | None = None
         self._loaded: dict[torch.device, Loaded] = {}
         self._lock = threading.RLock()
         self._repeats: dict[Signature, Repeat] = {}
@@ -138,8 +158,8 @@ class Attention:
         """
         if out.numel() == 0 and sizes.batch * sizes.num_q_heads * sizes.q_len == 0:
             return None
-        loaded = self._on(q.device)
         bucket = bucket_of(sizes.q_len, sizes.kv_len)
+        loaded = self._usable(q.device, bucket, sizes)
         schedule, kernel, options = loaded.launches[bucket]
         programs = -(-sizes.q_len // schedule.block_m) * sizes.num_q_heads * sizes.batch
         if programs > MAX_PROGRAMS:
@@ -151,7 +171,54 @@ class Attention:
         # Triton compiles at the first launch of a variant, and that is not thread safe.
         with self._lock, _device(q.device), not_compiling(what):
             loaded.module.run(seen, options, q, k, v, *arguments, *outputs)
+        if schedule.family == HOPPER and not seen.launches and self._on_gpu(q.device):
+            self._say_not_tma(loaded, {"q": q, "k": k, "v": v, "out": out})
         return seen
+
+    def _usable(self, device: torch.device, bucket: Bucket, sizes: Sizes) -> Loaded:
+        """The plan, with a schedule for `bucket` that the guard lets pass."""
+        loaded = self._on(device)
+        while True:
+            schedule = loaded.launches[bucket][0]
+            if schedule.family != HOPPER or self._guard is None or not self._on_gpu(device):
+                return loaded
+            if (device, schedule) in self._allowed:
+                return loaded
+            with self._lock:
+                if self._guard(device, loaded.plan, loaded.path, schedule, sizes):
+                    self._allowed.add((device, schedule))
+                    return loaded
+                self._loaded.pop(device, None)  # the plan is another one now
+                loaded = self._on(device)
+
+    def _say_not_tma(self, loaded: Loaded, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Once, which tensor made the module's host code take the portable kernel."""
+        if self._not_tma is not None or any(not tensor.numel() for tensor in tensors.values()):
+            return
+        name = next(n for n, tensor in tensors.items() if not loaded.module.fits_tma(tensor))
+        self._not_tma = (
+            f"{name} has strides {tuple(tensors[name].stride())} or a start that TMA cannot take "
+            "(rows contiguous, all else in steps of 16 bytes, none of 0); family triton serves "
+            "such calls"
+        )
+        say_once(f"{self.spec.display_name}: {self._not_tma}")
+
+    def report(self) -> str:
+        """Which schedule of which family serves which lengths on the devices that were called, who
+        chose it, and what stands in the way of others."""
+        lines = [f"{self.spec.display_name}:"]
+        for device, loaded in self._loaded.items():
+            for (schedule, origin), areas in served(loaded.plan).items():
+                where = "; ".join(areas)
+                lines.append(
+                    f"  {device}: family {schedule.family}, {schedule}: {where} ({origin})"
+                )
+            lines += [f"  {device}: {note}" for note in loaded.plan.notes]
+        if self._not_tma is not None:
+            lines.append(f"  {self._not_tma}")
+        if len(lines) == 1:
+            lines.append("  not called yet: schedules are chosen at the first call on a device")
+        return "\n".join(lines)
 
     def _on(self, device: torch.device) -> Loaded:
         loaded = self._loaded.get(device)

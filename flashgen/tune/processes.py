@@ -64,7 +64,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self._written,
                 stderr=self._written,
-                env=_without_interpreter(os.environ if environment is None else environment),
+                env=_of_child(os.environ if environment is None else environment),
                 pass_fds=fds,
                 start_new_session=True,
             )
@@ -148,8 +148,10 @@ def ending(status: int | None) -> str:
         return f"by signal {-status}"
 
 
-def _without_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
+def _of_child(environment: Mapping[str, str]) -> dict[str, str]:
+    """Kernels are compiled there, and nothing is tried in a process of its own: this is one."""
+    kept = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
+    return kept | {"FLASHGEN_TRY_FIRST": "0"}
 
 
 # ---- in the child --------------------------------------------------------------------------------

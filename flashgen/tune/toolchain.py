@@ -9,14 +9,19 @@ import ast
 import io
 import subprocess
 import tokenize
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
+from flashgen import settings
 from flashgen.fingerprint import fingerprint
 from flashgen.target import Target
 
 UNKNOWN = "unknown"
+MIN_GLUON = (3, 6)  # of Triton: Gluon as the templates use it
 
 
 @cache
@@ -26,6 +31,25 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return UNKNOWN
+
+
+@cache
+def gluon_missing() -> str | None:
+    """Why the Triton here compiles no Gluon; None: it does. Imports nothing."""
+    version = version_of("triton")
+    digits = version.split(".")[:2]
+    if len(digits) < 2 or not all(part.isdecimal() for part in digits):
+        return None  # whoever builds Triton from source knows what is in it
+    if tuple(map(int, digits)) < MIN_GLUON:
+        least = ".".join(map(str, MIN_GLUON))
+        return f"triton {version} has no Gluon for Hopper, {least} or newer is needed"
+    found = find_spec("triton")
+    places = list(found.submodule_search_locations or ()) if found else []
+    if not any(
+        (Path(place) / "experimental" / "gluon" / "__init__.py").is_file() for place in places
+    ):
+        return f"triton {version} here has no triton.experimental.gluon"
+    return None
 
 
 @dataclass(frozen=True)
@@ -91,9 +115,16 @@ def device_here(index: int = 0) -> Device:
     )
 
 
+# The version of the driver that is loaded, the one that nvidia-smi prints after half a second.
+_DRIVER_FILE = Path("/sys/module/nvidia/version")
+
+
 @cache
 def driver_version() -> str:
     """The driver's version as nvidia-smi prints it; "unknown" where that does not run."""
+    with suppress(OSError):
+        if found := _DRIVER_FILE.read_text("utf-8").strip():
+            return found
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -101,6 +132,25 @@ def driver_version() -> str:
         return UNKNOWN
     lines = done.stdout.split("\n")
     return lines[0].strip() or UNKNOWN
+
+
+BUNDLED = "of triton"
+
+
+@cache
+def assembler() -> str:
+    """The ptxas that makes machine code: Triton's own, or another that Triton was told to take."""
+    chosen = settings.ptxas()
+    if chosen is None:
+        return BUNDLED
+    try:
+        done = subprocess.run(
+            [chosen, "--version"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return f"{chosen}, {UNKNOWN}"
+    lines = done.stdout.strip().splitlines() or [UNKNOWN]
+    return f"{chosen}, {lines[-1]}"
 
 
 def kernel_digest(module_text: str, kernel: str) -> str:
