@@ -43,13 +43,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler said of a job, and how long it took; `error` if there is no kernel."""
+    """What the compiler said of a job, and how long it took; `error` if there is no kernel, `hung`
+    if that is because it did not end."""
 
     seconds: float
     smem_bytes: int | None = None
     regs_per_thread: int | None = None
     spill_bytes: int | None = None
     error: str | None = None
+    hung: bool | None = None
 
     @property
     def facts(self) -> dict[str, object]:
@@ -210,7 +212,7 @@ def _outcome(worker: _Running, limit_s: float) -> Compiled:
         worker.process.kill()
         worker.process.join()
         worker.result.close()
-    return Compiled(_since(worker.begun), error=_too_long(limit_s))
+    return Compiled(_since(worker.begun), error=_too_long(limit_s), hung=True)
 
 
 class _TooLongError(BaseException):
@@ -249,7 +251,7 @@ def compile_job(job: Job, limit_s: float) -> Compiled:
             for kind in kernel_kinds(job.schedule)
         ]
     except _TooLongError:
-        return Compiled(_since(start), error=_too_long(limit_s))
+        return Compiled(_since(start), error=_too_long(limit_s), hung=True)
     except Exception as error:  # one job's failure is its outcome
         text = " ".join(str(error).split())[:300]
         return Compiled(_since(start), error=f"{type(error).__name__}: {text}")

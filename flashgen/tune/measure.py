@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
+from flashgen.codegen.options import kernel_kinds
 from flashgen.errors import TuningError
 from flashgen.problem import Problem
 from flashgen.runtime.frozen import refuse_if_frozen
@@ -22,6 +24,8 @@ from flashgen.tune.ahead import Compiled, Compiling, Job
 from flashgen.tune.candidates import Candidates, Case, has_aligned_rows
 from flashgen.tune.measurement import Measurement, Measurer, State
 from flashgen.tune.processes import cores
+from flashgen.tune.toolchain import device_here
+from flashgen.tune.verdicts import FAMILY, HUNG, Machine, Subject, recall, remember, subject_of
 from flashgen.tune.worker import CUDA_RUNNER, Asked, Order, Worker
 
 DEADLINE_S = 10.0  # check and timing of a kernel that is compiled take about half a second
@@ -59,13 +63,16 @@ def gpu_measurer(
         deadline_s=deadline_s,
         return_lse=return_lse,
         environment=_environment(),
+        machine=lambda: Machine.of(device_here(_numbers(devices)[0])),
     )
 
 
 class IsolatedMeasurer:
     """A `Measurer` whose compilers and runners are other processes.
 
-    runner: what runs in the measuring processes (tests replace it).
+    runner: what runs in the measuring processes (tests replace it). machine: where Hopper kernels
+    run (None: not known); those that hung there before are not tried, and what comes of others is
+    remembered.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class IsolatedMeasurer:
         return_lse: bool = False,
         runner: str = CUDA_RUNNER,
         environment: Mapping[str, str] | None = None,
+        machine: Callable[[], Machine] | None = None,
     ) -> None:
         bucket = bucket_of(shape.q_len, shape.kv_len)
         self._default = default_schedule(problem, bucket)
@@ -88,6 +96,7 @@ class IsolatedMeasurer:
         launch_s = 1e-6 * predicted_time_us(problem, self._default, shape)
         self._deadline_s = deadline_s + SLOW_LAUNCHES * launch_s
         self._closed = False
+        self._machine = machine and cache(machine)
         case = Case(self._candidates, shape)
         self._staff = _STAFF.current()
         self._environment = environment
@@ -101,12 +110,15 @@ class IsolatedMeasurer:
             self._free.put(worker)
 
     def prepare(self, schedules: Sequence[Schedule]) -> Mapping[Schedule, str]:
-        """Compile ahead; those that do not compile or fit, or spill too much, with the reason.
+        """Compile ahead; those that do not compile or fit, spill too much, or hung before, with the
+        reason.
 
         The default schedule is measured however much it spills: it is what the others are held
         against.
         """
-        compiled = self._compile(schedules)
+        hung = {each: HUNG for each in schedules if self._hung_before(each)}
+        compiled = self._compile([each for each in schedules if each not in hung])
+        self._note_compiled(compiled)
         found = {schedule: self._refusal(said) for schedule, said in compiled.items()}
         refused = {schedule: why[1] for schedule, why in found.items() if why is not None}
         for schedule, said in compiled.items():
@@ -114,14 +126,20 @@ class IsolatedMeasurer:
                 spilled = said.spill_bytes or 0
                 if spilled > SPILL_LIMIT_BYTES:
                     refused[schedule] = f"spills {spilled} bytes a thread, over {SPILL_LIMIT_BYTES}"
-        return refused
+        return hung | refused
 
     def measure(self, schedule: Schedule) -> Measurement:
         """Check and time; TuningError only if no process can be had that measures."""
-        refusal = self._refusal(self._compile([schedule], first=True)[schedule])
+        if self._hung_before(schedule):
+            return Measurement(schedule, "hung", reason=HUNG)
+        compiled = self._compile([schedule], first=True)
+        self._note_compiled(compiled)
+        refusal = self._refusal(compiled[schedule])
         if refusal is not None:
             return Measurement(schedule, refusal[0], reason=refusal[1])
-        return self._ask("measure", [schedule])[schedule]
+        found = self._ask("measure", [schedule])[schedule]
+        self._note(schedule, found)
+        return found
 
     def race(self, schedules: Sequence[Schedule]) -> Mapping[Schedule, Measurement]:
         """All on one GPU, interleaved. Where one of them ends the process, they are tried once
@@ -179,6 +197,37 @@ class IsolatedMeasurer:
                 f"{self._smem_limit} B",
             )
         return None
+
+    # ---- what is known of Hopper kernels
+
+    def _subject(self, schedule: Schedule) -> Subject | None:
+        if self._machine is None or schedule.family != FAMILY:
+            return None
+        candidates = self._candidates
+        if kernel_kinds(schedule)[0] not in dict(candidates.plan.entries):
+            return None  # nothing of it will run
+        return subject_of(candidates.plan, candidates.problem.name, schedule, self._machine())
+
+    def _hung_before(self, schedule: Schedule) -> bool:
+        subject = self._subject(schedule)
+        verdict = recall(subject) if subject else None
+        return verdict is not None and verdict.state == "hung"
+
+    def _note_compiled(self, compiled: Mapping[Schedule, Compiled]) -> None:
+        """Compilers that did not end; whether one works at all shows when it is measured."""
+        for schedule, said in compiled.items():
+            if said.hung and (subject := self._subject(schedule)):
+                remember(subject, "hung", said.error or "")
+
+    def _note(self, schedule: Schedule, found: Measurement) -> None:
+        """Whether it runs to its end; that it is right and fast is said by its trial."""
+        subject = self._subject(schedule)
+        if subject is None:
+            return
+        if found.state == "hung":
+            remember(subject, "hung", found.reason)
+        elif found.measured:
+            remember(subject, "proven")
 
     # ---- measuring
 

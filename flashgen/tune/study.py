@@ -31,6 +31,7 @@ from flashgen.tune.measurement import Measurement
 from flashgen.tune.owner import Owner, me
 from flashgen.tune.storage import Place, explained, open_storage, quiet_optuna
 from flashgen.tune.toolchain import Device, Toolchain
+from flashgen.tune.verdicts import HUNG
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -158,8 +159,12 @@ class Trials:
             }
 
     def discarded(self) -> dict[Schedule, str]:
-        """Schedules that do not compile or fit, with the reason; they are no trials."""
-        return {schedule: str(reason) for schedule, reason in self._attributes(DISCARDED)}
+        """Schedules that do not compile or fit, with the reason; they are no trials.
+
+        Whether one hung before is not asked here: it may have been forgotten since.
+        """
+        found = {schedule: str(reason) for schedule, reason in self._attributes(DISCARDED)}
+        return {schedule: reason for schedule, reason in found.items() if reason != HUNG}
 
     def discard(self, reasons: Mapping[Schedule, str]) -> None:
         with explained(self.place):

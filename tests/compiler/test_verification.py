@@ -203,9 +203,9 @@ def test_a_schedule_runs_where_another_is_chosen(
         shapes=[{"batch": 1, "q_heads": 2, "kv_heads": 1, "q_len": 9000, "kv_len": 9000}]
     )
     made: list[Plan] = []
-    attention = verification._attention
+    attention = verification.attention_of
     monkeypatch.setattr(
-        verification, "_attention", lambda s, p, f: made.append(p) or attention(s, p, f)
+        verification, "attention_of", lambda s, p, f: made.append(p) or attention(s, p, f)
     )
     result = _verified(spec, replace(plan, choices=choices), tmp_path)
     result.check()

@@ -80,3 +80,12 @@ def says_case(case: object, device: int) -> FakeRunner:
 def slow_start(case: object, device: int) -> FakeRunner:
     time.sleep(1000)
     return FakeRunner(case, device)
+
+
+class HopperRunner(FakeRunner):
+    """Of the family gluon_sm90 what has tiles of 128 keys hangs."""
+
+    def measure(self, schedule: Schedule) -> Measurement:
+        if schedule.family == "gluon_sm90" and schedule.block_n == 128:
+            _hang()
+        return timed(schedule, 7.0)
