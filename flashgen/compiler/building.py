@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -14,16 +16,27 @@ from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
 from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
 from flashgen.compiler.chosen import entries_of, measured
+from flashgen.compiler.first_run import machine_here
 from flashgen.compiler.folder import MANIFEST, REPORT, Folder, digests
 from flashgen.compiler.machine_code import Compilers, Job
 from flashgen.compiler.verification import Progress, Verification, verify_plan
 from flashgen.errors import FlashgenError, ScheduleError, VerificationError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
-from flashgen.schedule.model import SINGLE_TILE_MAX, Bucket, Rejection, Schedule, bucket_of
+from flashgen.schedule.model import (
+    SINGLE_TILE_MAX,
+    Bucket,
+    Family,
+    Rejection,
+    Schedule,
+    bucket_of,
+)
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import Target
 from flashgen.tune.table import Entry
+from flashgen.tune.toolchain import Device
+from flashgen.tune.verdicts import FAMILY as HOPPER
+from flashgen.tune.verdicts import Machine, remember, subject_of
 
 if TYPE_CHECKING:
     import torch
@@ -187,23 +200,33 @@ def build(
     say = progress or (lambda step: None)
     given = target_argument(target)
     folder = Folder.opened(out)
-    with Compilers() as compilers:  # it imports torch while this process imports and plans
+    with ExitStack() as stack:
+        compilers = stack.enter_context(Compilers())  # imports torch while this process plans
         say("loading torch and triton")
         device, chosen = _device_and_target(given)
-        say(f"planning {spec.display_name} for {chosen.id}")
-        problem = Problem(spec, chosen)
-        plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=return_lse)
-        jobs = _jobs(spec, plan, kernels)
-        folder.check(spec.display_name, f"{module_name(plan)}.py")
-        folder.make()
-        compilers.submit(problem, plan, path, jobs)
-        verification = None
-        if verify and _can_run(plan, device):
-            verification = verify_plan(spec, chosen, plan, path, device=device, progress=say)
-        compiled = {}
-        for number, (job, found) in enumerate(compilers.results(), 1):
-            say(f"compiling {spec.display_name}: {number} of {len(jobs)}, {job}")
-            compiled[job] = found
+        problem, machine = Problem(spec, chosen), partial(_machine, device, chosen)
+        while True:
+            say(f"planning {spec.display_name} for {chosen.id}")
+            plan, path = choose.plan(
+                spec, chosen, schedule=schedule, has_lse=return_lse, machine=machine
+            )
+            jobs = _jobs(spec, plan, kernels)
+            folder.check(spec.display_name, f"{module_name(plan)}.py")
+            folder.make()
+            compilers.submit(problem, plan, path, jobs)
+            verification = None
+            if verify and _can_run(plan, device):
+                verification = verify_plan(spec, chosen, plan, path, device=device, progress=say)
+            compiled = {}
+            for number, (job, found) in enumerate(compilers.results(), 1):
+                say(f"compiling {spec.display_name}: {number} of {len(jobs)}, {job}")
+                compiled[job] = found
+            for refused, why in compilers.refused.items():
+                subject = subject_of(plan, spec.display_name, refused, machine())
+                remember(subject, why.state, why.reason)
+            if not _has_family(plan, HOPPER) or not choose.refusals(plan, spec, machine()):
+                break
+            compilers = stack.enter_context(Compilers())  # the portable family takes their place
     say(f"writing {folder.path}")
     result = _written(problem, plan, folder, compiled, verification)
     if verification is not None and not verification.ok:
@@ -216,7 +239,18 @@ def build(
 
 def _can_run(plan: Plan, device: torch.device) -> bool:
     """Whether the kernels of all schedules run on `device`: Gluon has no interpreter."""
-    return device.type != "cpu" or all(s.family == "triton" for _, s in plan.choices)
+    return device.type != "cpu" or not _has_family(plan, HOPPER)
+
+
+def _has_family(plan: Plan, family: Family) -> bool:
+    return any(schedule.family == family for _, schedule in plan.choices)
+
+
+def _machine(device: torch.device, target: Target) -> Machine:
+    """What verdicts of Hopper kernels hold for: the GPU here, or one that is not."""
+    if device.type == "cuda":
+        return machine_here(device.index or 0)
+    return Machine.of(Device.of_target(target))
 
 
 def module_name(plan: Plan) -> str:
@@ -229,9 +263,13 @@ def kernel_file(plan: Plan, job: Job) -> str:
     s = job.schedule
     cap = "" if s.maxnreg is None else f"_r{s.maxnreg}"
     rows = "" if job.aligned else "_any_rows"
+    own = ""
+    if s.sm90 is not None:
+        out = "_out" if s.sm90.separate_out else ""
+        own = f"_{s.sm90.scheduler}_q{s.sm90.q_buffers}{out}_g{s.sm90.group_mb}"
     return (
         f"{module_name(plan)}.{job.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
-        f"{cap}{rows}"
+        f"{cap}{own}{rows}"
     )
 
 
@@ -402,7 +440,7 @@ def _kernel_warnings(kernels: Sequence[BuiltKernel]) -> list[str]:
 
 def _family_warnings(plan: Plan) -> list[str]:
     """What a user of Hopper kernels must know."""
-    if all(schedule.family == "triton" for _, schedule in plan.choices):
+    if not _has_family(plan, HOPPER):
         return []
     return [
         "kernels of the family gluon_sm90 run on a GPU of compute capability 9.0 only, and are not "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.digest import generator_digest
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 # Whose schedules serve CPU tensors, and builds without a named target and without a GPU.
 DEFAULT_TARGET = "nvidia-h200"
-NO_REFUSALS: Mapping[Schedule, str] = MappingProxyType({})
 
 
 def compile(  # noqa: A001 -- the public name; a module-level builtin is not needed here
@@ -114,20 +112,18 @@ def plan(
     schedule: Schedule | None = None,
     has_lse: bool,
     machine: Callable[[], Machine] | None = None,
-    refused: Mapping[Schedule, str] = NO_REFUSALS,
 ) -> tuple[Plan, Path]:
     """The generated module for a target, from the disk cache or made now, and its path.
 
     Tuned configs are looked up here, once a plan, and are part of its key. machine: where the
-    kernels are to run; Hopper schedules that are known to be bad there, and those that are
-    `refused`, make place for the portable family.
+    kernels are to run; Hopper schedules that are known to be bad there make place for the portable
+    family.
     """
-    made, path = _made(spec, target, schedule, refused, has_lse=has_lse)
+    made, path = _made(spec, target, schedule, {}, has_lse=has_lse)
     if machine is not None and HOPPER in {each.family for _, each in made.choices}:
         known = refusals(made, spec, machine())
         if known:
-            both = {**known, **refused}
-            made, path = _made(spec, target, schedule, both, has_lse=has_lse)
+            made, path = _made(spec, target, schedule, known, has_lse=has_lse)
     for note in made.notes:
         say_once(note)
     return made, path

@@ -308,6 +308,55 @@ def _locked(handle: int) -> bool:
     return True
 
 
+# **** verification ****
+
+
+class Elsewhere:
+    """Runs cases of Hopper schedules in a process with deadlines, as a context.
+
+    What hung, crashed or was refused is remembered, and so is what came through all its cases.
+    """
+
+    def __init__(self, task: Task, machine: Machine, runner: str = GPU_RUNNER) -> None:
+        self._task, self._machine = task, machine
+        self._trying = Trying(task, runner)
+        self._compiled: dict[Schedule, bool] = {}  # and whether all its cases were right
+        self._bad: dict[Schedule, str] = {}
+
+    def __enter__(self) -> Elsewhere:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._trying.stop()
+        for schedule, right in self._compiled.items():
+            if kind is None and right and schedule not in self._bad:
+                remember(self._subject(schedule), "proven")
+
+    def run(self, case: Case) -> CaseResult:
+        """What came of it; once a schedule hung or crashed its other cases are not run."""
+        from flashgen.compiler.verification import CaseResult
+
+        schedule = case.schedule
+        if schedule not in self._bad:
+            try:
+                if schedule not in self._compiled:
+                    self._trying.compile(schedule)
+                    self._compiled[schedule] = True
+                result = self._trying.run(case)
+            except UnusableError as error:
+                remember(self._subject(schedule), error.state, error.reason)
+                self._bad[schedule] = str(error)
+            else:
+                self._compiled[schedule] &= result.ok
+                return result
+        return CaseResult(case, None, failure=self._bad[schedule])
+
+    def _subject(self, schedule: Schedule) -> Subject:
+        return verdicts.subject_of(
+            self._task.plan, self._task.problem.spec.display_name, schedule, self._machine
+        )
+
+
 # ---- in the process ------------------------------------------------------------------------------
 
 

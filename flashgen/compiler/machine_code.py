@@ -23,15 +23,18 @@ from types import ModuleType, TracebackType
 from typing import IO, TYPE_CHECKING
 
 from flashgen.codegen.options import kernel_kinds
-from flashgen.errors import CompileError, FlashgenError
+from flashgen.errors import CompileError, FlashgenError, ScheduleError
 from flashgen.runtime.said import say_once
-from flashgen.tune.processes import cores
+from flashgen.tune.processes import ChildEndedError, SilentError, cores, in_time
 
 if TYPE_CHECKING:
     from flashgen.problem import Problem
     from flashgen.runtime.ahead import CompiledKernel
     from flashgen.runtime.artifact import Plan
     from flashgen.schedule.model import Schedule
+    from flashgen.tune.verdicts import State
+
+COMPILE_S = 60.0  # of a Hopper kernel: the slowest seen take 7 s, a few have kept LLVM for ever
 
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
@@ -61,6 +64,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A Hopper schedule that is not to be used: its compiler hung or died, or its machine code
+    spills or makes matrix products wait for each other."""
+
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True)
 class _Order:
     """What the helper is asked for: data only, the helper imports the module by its path."""
 
@@ -71,9 +83,13 @@ class _Order:
 
 
 class Compilers:
-    """The helper process, as a context: `submit` once, then iterate `results`."""
+    """The helper process, as a context: `submit` once, then iterate `results`.
+
+    refused: Hopper schedules that have no usable machine code; the others are in the results.
+    """
 
     def __init__(self) -> None:
+        self.refused: dict[Schedule, Refused] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="flashgen-")
         self._complaints = (Path(self._folder.name) / "stderr").open("w+b")
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -127,7 +143,11 @@ class Compilers:
             if isinstance(found, FlashgenError):
                 raise found
             left -= 1
-            yield self._jobs[int(rest)], found
+            job = self._jobs[int(rest)]
+            if isinstance(found, Refused):
+                self.refused[job.schedule] = found
+            else:
+                yield job, found
         if left:
             raise self._broken()
 
@@ -175,7 +195,21 @@ def _say(lines: IO[str], word: str, rest: str) -> None:
     lines.flush()
 
 
-def _compile(task: tuple[_Order, Job]) -> CompiledKernel | FlashgenError:
+def _compile(task: tuple[_Order, Job]) -> CompiledKernel | FlashgenError | Refused:
+    if task[1].schedule.family == "triton":
+        return _compiled(task)
+    try:
+        found: CompiledKernel | FlashgenError = in_time(_compiled, task, COMPILE_S)
+    except SilentError:
+        return Refused("hung", f"compiling took over {COMPILE_S:g} s")
+    except ChildEndedError as error:
+        return Refused("crashed", f"compiling: {error}")
+    if isinstance(found, ScheduleError) and found.rejections:
+        return Refused("refused", "; ".join(map(str, found.rejections)))
+    return found
+
+
+def _compiled(task: tuple[_Order, Job]) -> CompiledKernel | FlashgenError:
     from flashgen.runtime.ahead import compile_schedule
     from flashgen.runtime.load import load_module
 

@@ -95,6 +95,7 @@ def _schedule_table(result: BuildResult) -> Iterator[str]:
         rows.append(
             (
                 "; ".join(areas),
+                schedule.family,
                 schedule,
                 origin,
                 f"{smem} B of {limit} B",
@@ -103,7 +104,7 @@ def _schedule_table(result: BuildResult) -> Iterator[str]:
         )
     yield "Shared memory and registers by the budget."
     yield ""
-    head = ("lengths", "schedule", "chosen by", "shared memory", "registers per thread")
+    head = ("lengths", "family", "schedule", "chosen by", "shared memory", "registers per thread")
     yield from _table(head, rows)
     yield from _measurements(result)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
@@ -17,6 +18,7 @@ from flashgen.compiler.arguments import (
     target_argument,
 )
 from flashgen.compiler.cases import Case, cases_of, edge_lengths
+from flashgen.compiler.first_run import Elsewhere, Task, machine_here
 from flashgen.errors import FlashgenError, VerificationError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
@@ -24,6 +26,7 @@ from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
+from flashgen.tune.verdicts import FAMILY as HOPPER
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +178,8 @@ def verify(
     shapes = shapes_argument(shapes)
     where = device_argument(device)
     chosen = given or choose.target_of(where)
-    plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=True)
+    machine = partial(machine_here, where.index or 0) if where.type == "cuda" else None
+    plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=True, machine=machine)
     return verify_plan(spec, chosen, plan, path, device=where, shapes=shapes, progress=progress)
 
 
@@ -189,20 +193,17 @@ def verify_plan(
     shapes: Sequence[Shape] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """`verify` for a plan that exists already."""
+    """`verify` for a plan that exists already; Hopper schedules run in a process of their own."""
     say = progress or (lambda step: None)
     interpreted = device.type == "cpu"
     cases = cases_of(spec, plan, interpreted=interpreted, shapes=shapes)
     if not interpreted:
         _compile_first(Problem(spec, target), plan, path, cases, say)
-    attentions: dict[Schedule | None, Attention] = {}
     results = []
-    for number, case in enumerate(cases, 1):
-        say(f"verifying {spec.display_name}: case {number} of {len(cases)}, {case}")
-        told = None if case.is_chosen(plan) else case.schedule
-        if told not in attentions:
-            attentions[told] = attention_of(spec, plan if told is None else plan.only(told), path)
-        results.append(run_case(attentions[told], case, device))
+    with _Runs(Problem(spec, target), plan, path, device) as runs:
+        for number, case in enumerate(cases, 1):
+            say(f"verifying {spec.display_name}: case {number} of {len(cases)}, {case}")
+            results.append(runs.run(case))
     return Verification(
         name=spec.display_name,
         fingerprint=spec.fingerprint,
@@ -211,6 +212,34 @@ def verify_plan(
         results=tuple(results),
         notes=_notes(spec, plan, cases, interpreted=interpreted),
     )
+
+
+class _Runs:
+    """Where each case of a plan runs: here, or on a GPU those of Hopper schedules elsewhere."""
+
+    def __init__(self, problem: Problem, plan: Plan, path: Path, device: torch.device) -> None:
+        self._spec, self._plan, self._path, self._device = problem.spec, plan, path, device
+        self._attentions: dict[Schedule | None, Attention] = {}
+        self._elsewhere: Elsewhere | None = None
+        if device.type == "cuda":
+            index = device.index or 0
+            self._elsewhere = Elsewhere(Task(problem, plan, path, index), machine_here(index))
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.__exit__(*error)
+
+    def run(self, case: Case) -> CaseResult:
+        if self._elsewhere is not None and case.schedule.family == HOPPER:
+            return self._elsewhere.run(case)
+        told = None if case.is_chosen(self._plan) else case.schedule
+        if told not in self._attentions:
+            plan = self._plan if told is None else self._plan.only(told)
+            self._attentions[told] = attention_of(self._spec, plan, self._path)
+        return run_case(self._attentions[told], case, self._device)
 
 
 def attention_of(spec: AttentionSpec, plan: Plan, path: Path) -> Attention:
@@ -268,8 +297,11 @@ def _compile_first(
     jobs = dict.fromkeys(
         Job(case.schedule, case.strides not in ("unaligned", "strided"), kind)
         for case in cases
+        if case.schedule.family != HOPPER  # in the process in which they run
         for kind in kernel_kinds(case.schedule)
     )
+    if not jobs:
+        return
     with Compilers() as compilers:
         compilers.submit(problem, plan, path, tuple(jobs))
         for number, (job, _) in enumerate(compilers.results(), 1):

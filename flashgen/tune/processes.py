@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -130,6 +130,42 @@ class Child:
         return ChildEndedError(
             f"the process ended {ending(self._process.returncode)}{f': {words}' if words else ''}"
         )
+
+
+def in_time(work: Callable[[Any], Any], given: Any, limit_s: float) -> Any:
+    """`work(given)` in a process forked for it; ChildEndedError, or SilentError after `limit_s`,
+    when it and all that it started are gone.
+
+    For a process without threads: only the one that forks goes on in the child.
+    """
+    theirs, ours = Pipe(duplex=False)
+    listening, lifeline = os.pipe()
+    process = get_context("fork").Process(
+        target=_answer_in_time, args=(work, given, ours, listening, lifeline)
+    )
+    process.start()
+    ours.close()
+    os.close(listening)
+    try:
+        if not theirs.poll(limit_s):
+            raise SilentError
+        return theirs.recv()
+    except EOFError:
+        process.join(KILL_WAIT_S)
+        raise ChildEndedError(f"the process ended {ending(process.exitcode)}") from None
+    finally:
+        os.close(lifeline)  # kills its group
+        process.join(KILL_WAIT_S)
+        theirs.close()
+
+
+def _answer_in_time(
+    work: Callable[[Any], Any], given: Any, answer: Connection, listening: int, lifeline: int
+) -> None:
+    os.close(lifeline)
+    os.setpgid(0, 0)
+    tie(listening)
+    answer.send(work(given))
 
 
 def ending(status: int | None) -> str:
