@@ -1,4 +1,5 @@
-"""`flashgen list`: the shipped specs, or the GPUs that kernels can be compiled for."""
+"""`flashgen list`: the shipped specs, the GPUs that kernels can be compiled for, or kernels that
+are not used here."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flashgen.cli.arguments import JsonOption, shipped_specs
-from flashgen.cli.output import print_json, print_table
+from flashgen.cli.output import print_json, print_table, say
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parse import load_spec
 from flashgen.target import TARGETS, Target
@@ -16,10 +17,25 @@ from flashgen.target import TARGETS, Target
 
 def list_(
     targets: Annotated[bool, typer.Option("--targets", help="List GPUs instead of specs.")] = False,
+    hung: Annotated[
+        bool,
+        typer.Option(
+            "--hung", help="List Hopper kernels that hung here or were refused, which no call runs."
+        ),
+    ] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="With --hung: forget them, so that they are retried.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the shipped specs, or the GPU catalogue."""
-    if targets:
+    """List the shipped specs, or the GPU catalogue, or kernels that hung."""
+    if targets and hung:
+        raise typer.BadParameter("--targets and --hung: choose one")
+    if forget and not hung:
+        raise typer.BadParameter("--forget goes with --hung")
+    if hung:
+        _list_hung(json, forget=forget)
+    elif targets:
         _list_targets(json)
     else:
         _list_specs(json)
@@ -88,3 +104,24 @@ def _target_row(target: Target) -> dict[str, object]:
         "sources": list(target.sources),
         "device_names": list(target.device_names),
     }
+
+
+def _list_hung(json: bool, *, forget: bool) -> None:
+    from flashgen.tune import verdicts
+
+    found = verdicts.known(bad=True)
+    if json:
+        print_json([verdict.to_dict() for verdict in found])
+    elif found:
+        rows = [("spec", "schedule", "state", "why", "when", "toolchain")]
+        rows += [
+            (v.subject.spec, str(v.subject.schedule), v.state, v.reason, v.when, str(m))
+            for v in found
+            for m in (v.subject.machine,)
+        ]
+        print_table(rows)
+    else:
+        typer.echo(f"no kernel hung or was refused here ({verdicts.folder()})")
+    if forget and found:
+        verdicts.forget_bad()
+        say(f"{len(found)} forgotten: they are tried again, in a process of their own")

@@ -209,11 +209,11 @@ class Attention:
         lines = [f"{self.spec.display_name}:"]
         for device, loaded in self._loaded.items():
             for (schedule, origin), areas in served(loaded.plan).items():
-                where = "; ".join(areas)
-                lines.append(
-                    f"  {device}: family {schedule.family}, {schedule}: {where} ({origin})"
-                )
-            lines += [f"  {device}: {note}" for note in loaded.plan.notes]
+                tile = str(schedule).removeprefix(f"{schedule.family} ")
+                where = f"{'; '.join(areas)} ({origin})"
+                lines.append(f"  {device}: family {schedule.family}, {tile}: {where}")
+            notes = (note.replace("\n", "\n  ") for note in loaded.plan.notes)
+            lines += [f"  {device}: {note}" for note in notes]
         if self._not_tma is not None:
             lines.append(f"  {self._not_tma}")
         if len(lines) == 1:

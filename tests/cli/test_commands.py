@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,11 @@ from runs import MINIMAL, run
 
 from flashgen import load_spec, parse_spec
 from flashgen.cli.arguments import shipped_specs
+from flashgen.schedule.model import Schedule, Sm90
 from flashgen.spec.schema import json_schema
 from flashgen.target import TARGETS
+from flashgen.tune import verdicts
+from flashgen.tune.verdicts import Machine, Subject
 
 
 def test_list_names_every_shipped_spec() -> None:
@@ -38,6 +44,46 @@ def test_list_of_targets() -> None:
     assert h200["smem_per_block_bytes"] == 232448
     assert h200["matmul_flops_per_s"]["bf16"] == TARGETS["nvidia-h200"].matmul_flops_per_s["bf16"]
     assert all(row["sources"] for row in rows)
+
+
+def verdict(schedule: Schedule) -> Subject:
+    machine = Machine("NVIDIA H200", "570.86.15", "2.11.0", "3.6.0", "of triton")
+    return Subject("llama3_8b", "0123456789abcdef", schedule, machine)
+
+
+def test_list_of_kernels_that_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path))
+    verdicts.forget_here()
+    assert run("list", "--hung").stdout.startswith("no kernel hung or was refused here (")
+    assert json.loads(run("list", "--hung", "--json").stdout) == []
+    tile = Schedule(
+        family="gluon_sm90", block_m=128, block_n=64, num_warps=12, num_stages=2, sm90=Sm90()
+    )
+    verdicts.remember(verdict(tile), "hung", "no answer within 30 s, running b2 h4:2 q129 k131")
+    verdicts.remember(verdict(replace(tile, num_stages=3)), "proven")
+    verdicts.remember(
+        verdict(replace(tile, block_n=128)), "refused", "spill_bytes: must be at most 0 (got 208)"
+    )
+    dated = re.compile(r"20\d\d-\S+")
+    golden(
+        "explain/list-hung.txt",
+        dated.sub("2026-01-01T00:00:00+00:00", run("list", "--hung").stdout),
+    )
+    rows = json.loads(run("list", "--hung", "--json").stdout)
+    assert [row["state"] for row in rows] == ["hung", "refused"]
+    assert rows[0]["schedule"] == tile.to_dict()
+    forgotten = run("list", "--hung", "--forget")
+    assert "hung" in forgotten.stdout
+    assert forgotten.stderr == "2 forgotten: they are tried again, in a process of their own\n"
+    assert json.loads(run("list", "--hung", "--json").stdout) == []
+    assert [v.state for v in verdicts.known()] == ["proven"]
+
+
+@pytest.mark.parametrize("options", [("--forget",), ("--hung", "--targets")])
+def test_list_of_one_kind(options: tuple[str, ...]) -> None:
+    assert run("list", *options).exit_code == 2
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
