@@ -18,6 +18,7 @@ from flashgen.tune.table import Entry
 from flashgen.tune.toolchain import gluon_missing
 from flashgen.tune.verdicts import HUNG
 
+TMA_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: strides and addresses are multiples
 GIVEN, UNTUNED = "given", "untuned"
 
 
@@ -110,12 +111,17 @@ def without_refused(chosen: Chosen, problem: Problem, refused: Mapping[Schedule,
 
 
 def _missing(problem: Problem, schedule: Schedule) -> str | None:
-    """Why no schedule of the family can be used for this GPU or with this Triton."""
+    """Why no schedule of the family can be used for this problem, or with this Triton."""
     if schedule.family == "triton":
         return None
-    if problem.target.arch != "sm_90":
-        target = problem.target
+    target, row_bytes = problem.target, problem.head_dim_v * problem.out_elem_bytes
+    if target.arch != "sm_90":
         return f"kernels of family {schedule.family} run on sm_90, {target.id} is {target.arch}"
+    if row_bytes % TMA_BYTES:
+        return (
+            f"head_dim.v {problem.head_dim_v} makes output rows of {row_bytes} B, and TMA steps by "
+            f"multiples of {TMA_BYTES} B"
+        )
     return gluon_missing()
 
 
