@@ -79,7 +79,8 @@ def _head(found: Explanation) -> Iterator[str]:
         yield f"  schedule  none of {found.tried} fits"
         return
     limit = target.smem_per_block_bytes
-    yield f"  schedule  {found.schedule}"
+    family = found.schedule.family
+    yield f"  schedule  {str(found.schedule).removeprefix(f'{family} ')}, family {family}"
     if found.choice is not None:
         yield from _wrapped(str(found.choice), "  chosen    ", "            ")
         if found.choice.untuned != found.schedule:
