@@ -21,7 +21,7 @@ from flashgen.target import TARGETS, Target, get_target, target_from_device_name
 from flashgen.tune.lookup import NOTHING, tables_of
 from flashgen.tune.toolchain import gluon_missing, version_of
 from flashgen.tune.verdicts import FAMILY as HOPPER
-from flashgen.tune.verdicts import Machine, recall, subject_of
+from flashgen.tune.verdicts import Machine, digest_of, recall, subject_of
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +179,9 @@ def _made(
             origin=found.origin,
             origins=found.kinds,
         )
-        return replace(made, origins=found.origins, notes=found.notes)
+        return replace(
+            made, origins=found.origins, notes=found.notes, hopper_digest=digest_of(made)
+        )
 
     return artifact.fetch(spec.display_name, key, build)
 

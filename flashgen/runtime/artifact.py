@@ -22,7 +22,7 @@ from flashgen.fingerprint import fingerprint_text
 from flashgen.runtime.said import say_once
 from flashgen.schedule.model import Bucket, Schedule, all_buckets
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 Choice = tuple[Bucket, Schedule]
 
 
@@ -32,7 +32,8 @@ class Plan:
 
     entries: kernel kind -> kernel name; arguments: keyword arguments beyond q, k, v, in the order
     of the module's `run`; origin, origins: who chose the schedules, in all and of each choice;
-    notes: what is to be said whenever the plan is used.
+    notes: what is to be said whenever the plan is used; hopper_digest: of its kernel of the family
+    gluon_sm90, which verdicts are kept by ("": none, or not worked out).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Plan:
     origin: str
     origins: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    hopper_digest: str = ""
 
     @property
     def digest(self) -> str:
@@ -65,6 +67,7 @@ class Plan:
                 "origin": self.origin,
                 "origins": list(self.origins),
                 "notes": list(self.notes),
+                "hopper_digest": self.hopper_digest,
                 "choices": [[b.to_dict(), s.to_dict()] for b, s in self.choices],
             },
             indent=1,
@@ -86,6 +89,7 @@ class Plan:
             origin=str(data["origin"]),
             origins=tuple(map(str, data["origins"])),  # type: ignore[call-overload]
             notes=tuple(map(str, data["notes"])),  # type: ignore[call-overload]
+            hopper_digest=str(data["hopper_digest"]),
         )
         if data["version"] != PLAN_VERSION or data["module_digest"] != plan.digest:
             raise ValueError("version or digest differs")
