@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from fake_first_runs import (
     RAISES,
     SPILLS,
     WRONG,
+    compared,
 )
 
 from flashgen import freeze
-from flashgen.compiler import choose, first_run
+from flashgen.compiler import building, choose, first_run, verification
 from flashgen.compiler.cases import Case
 from flashgen.compiler.first_run import Deadlines, Elsewhere, FirstRuns, Task, first_cases
+from flashgen.compiler.verification import CaseResult
 from flashgen.errors import FlashgenWarning, FrozenError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
@@ -51,6 +54,7 @@ SPEC = AttentionSpec(name="hopper", head_dim=64, dtype="fp16", mask="causal")
 MACHINE = Machine("NVIDIA H200", "570.86.15", "2.11.0", "3.6.0", "of triton")
 CPU = torch.device("cpu")
 SIZES = Sizes(1, 2, 2, 300, 400)
+pytestmark = pytest.mark.filterwarnings("ignore::flashgen.errors.FlashgenWarning")
 RUNNER = "fake_first_runs:FakeRunner"
 QUICK = Deadlines(start=120.0, compile=1.0, run=1.0)
 
@@ -290,7 +294,6 @@ def expected() -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.filterwarnings("ignore::flashgen.errors.FlashgenWarning")
 def test_a_call_whose_kernel_hangs_is_served_by_the_portable_family(
     fresh: Path, call: Callable[[Schedule], OnFakeGpu], golden: Callable[[str, str], None]
 ) -> None:
@@ -381,6 +384,63 @@ def test_wrong_results_prove_nothing_and_are_judged_by_who_verifies() -> None:
     with Elsewhere(task_of(WRONG), MACHINE, RUNNER) as elsewhere:
         assert not elsewhere.run(case_of(WRONG)).ok
     assert verdict_of(WRONG) is None
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Hopper cases run in the fake's process; those of the portable family are all right."""
+    monkeypatch.setattr(verification, "Elsewhere", partial(Elsewhere, runner=RUNNER))
+    monkeypatch.setattr(verification, "_compile_first", lambda *_: None)
+    monkeypatch.setattr(verification, "_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(
+        verification, "run_case", lambda a, case, d: CaseResult(case, compared(ok=True))
+    )
+    for module in (verification, building, first_run):
+        monkeypatch.setattr(module, "machine_here", lambda index: MACHINE)
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(building, "_device_and_target", lambda given: (device, TARGET))
+    return device
+
+
+def test_a_verification_sends_hopper_cases_elsewhere(fresh: Path, fake_gpu: torch.device) -> None:
+    plan, path = plan_of(GOOD)
+    found = verification.verify_plan(SPEC, TARGET, plan, path, device=fake_gpu)
+    assert found.ok
+    assert {result.case.schedule for result in found.results} == {GOOD}
+    assert len(asked(fresh)) == 1 + len(found.results)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        (HANGS, HUNG),
+        (CRASHES, "the process ended by SIGABRT: an illegal memory access, running b2"),
+    ],
+)
+def test_a_build_whose_kernel_hangs_or_crashes_is_made_again_without_it(
+    fresh: Path, fake_gpu: torch.device, schedule: Schedule, reason: str
+) -> None:
+    result = building.build(SPEC, fresh / "out", schedule=schedule, return_lse=False)
+    assert result.verified
+    assert {kernel.schedule.family for kernel in result.kernels} == {"triton"}
+    (warning,) = (each for each in result.warnings if "is not used" in each)
+    assert f"{schedule} is not used: {reason}" in warning
+    assert warning in result.report.read_text()
+    tried = asked(fresh)
+    building.build(SPEC, fresh / "out", schedule=schedule, return_lse=False)
+    assert asked(fresh) == tried
+
+
+def test_a_build_that_verified_it_leaves_it_proven_for_calls(
+    fresh: Path, fake_gpu: torch.device
+) -> None:
+    result = building.build(SPEC, fresh / "out", schedule=GOOD, return_lse=False)
+    assert result.verified
+    assert {kernel.schedule for kernel in result.kernels} == {GOOD}
+    tried = asked(fresh)
+    verdicts.forget_here()
+    assert allowed(GOOD)
+    assert asked(fresh) == tried
 
 
 def test_another_plan_is_made_where_the_verdict_is_of_another_machine() -> None:
