@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import suppress
 
@@ -28,6 +29,7 @@ def main() -> None:
         with suppress(OSError):
             print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
         code = EXIT_CANNOT_WRITE
+    gc.freeze()  # else the interpreter looks at every object once more before it ends: 0.15 s
     sys.exit(code)
 
 

@@ -50,6 +50,7 @@ from flashgen.passes.lower import (
 )
 from flashgen.problem import Problem
 from flashgen.schedule import sm90
+from flashgen.schedule.formula import function, functions
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.on_chip import (
     TritonVersion,
@@ -59,7 +60,6 @@ from flashgen.schedule.on_chip import (
     textbook_smem_bytes,
 )
 from flashgen.schedule.registers import regs_per_thread
-from flashgen.schedule.scratch import FUNCTIONS
 from flashgen.schedule.traffic import (
     dram_bytes,
     flops,
@@ -166,7 +166,7 @@ class Budget:
         """The textbook constraint's left side for a tile shape, in bytes."""
         formula = textbook_smem_bytes(self.graph)
         dims = (self.problem.head_dim_qk, self.problem.head_dim_v)
-        compiled = _compiled((BLOCK_M, BLOCK_N, HEAD_DIM_QK, HEAD_DIM_V), formula)
+        compiled = function((BLOCK_M, BLOCK_N, HEAD_DIM_QK, HEAD_DIM_V), formula)
         return int(compiled(block_m, block_n, *dims))
 
     def smem_bytes_of(self, schedule: Schedule, triton: TritonVersion | None = None) -> int:
@@ -190,7 +190,7 @@ class Budget:
         if (unit, triton) not in self._kept:
             made = least_smem_bytes(self.graph, unit) if triton is None else None
             formula = smem_bytes(self.graph, unit, triton) if made is None else made
-            self._kept[unit, triton] = _compiled(_SCHEDULE, formula)
+            self._kept[unit, triton] = function(_SCHEDULE, formula)
         return self._kept[unit, triton]
 
     def regs_per_thread_of(self, schedule: Schedule) -> int:
@@ -282,7 +282,7 @@ class Budget:
 
     @cached_property
     def _regs(self) -> Callable[..., float]:
-        return _compiled(_SCHEDULE, regs_per_thread(self.graph, self.problem.target.warp_size))
+        return function(_SCHEDULE, regs_per_thread(self.graph, self.problem.target.warp_size))
 
     @cached_property
     def _launch(self) -> Callable[..., tuple[float, ...]]:
@@ -291,19 +291,9 @@ class Budget:
 
 @cache
 def _launch_function(graphs: tuple[TileGraph, ...]) -> Callable[..., tuple[float, ...]]:
-    """The sums over all kernels of `LAUNCH_FORMULAS`, in one function: compiling is what costs."""
-    sums = tuple(sp.Add(*(of(graph) for graph in graphs)) for of in LAUNCH_FORMULAS.values())
-    function: Callable[..., tuple[float, ...]] = sp.lambdify(_LAUNCH, sums, modules="math")
-    return function
-
-
-@cache
-def _compiled(arguments: tuple[sp.Symbol, ...], formula: sp.Expr) -> Callable[..., float]:
-    """`formula` as a Python function of `arguments`; equal formulas share one."""
-    function: Callable[..., float] = sp.lambdify(
-        arguments, formula, modules=[dict(FUNCTIONS), "math"]
-    )
-    return function
+    """The sums over all kernels of `LAUNCH_FORMULAS`, in one function."""
+    sums = [sp.Add(*(of(graph) for graph in graphs)) for of in LAUNCH_FORMULAS.values()]
+    return functions(_LAUNCH, sums)
 
 
 @cache

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import sympy as sp
+
+Terms = Mapping[sp.Expr, sp.Rational]  # a sum: products without their numbers, and the numbers
 
 
 def largest(needs: Iterable[sp.Expr]) -> sp.Expr:
     """Max of the needs, without those that another one exceeds term by term."""
     distinct = list(dict.fromkeys(sp.expand(need) for need in needs))
+    terms = {need: need.as_coefficients_dict() for need in distinct}
     kept = [
         need
         for need in distinct
-        if not any(other != need and _exceeds(other, need) for other in distinct)
+        if not any(other is not need and _exceeds(terms[other], terms[need]) for other in distinct)
     ]
     return maximum(*kept) if kept else sp.Integer(0)
 
@@ -28,6 +31,7 @@ def minimum(*needs: sp.Expr) -> sp.Expr:
     return needs[0] if len(needs) == 1 else sp.Min(*needs, evaluate=False)
 
 
-def _exceeds(one: sp.Expr, other: sp.Expr) -> bool:
+def _exceeds(one: Terms, other: Terms) -> bool:
     """Whether one - other has no negative term; symbols are positive."""
-    return all(term.is_nonnegative for term in sp.Add.make_args(sp.expand(one - other)))
+    rest = {term: one.get(term, 0) - other.get(term, 0) for term in (*one, *other)}
+    return all(n == 0 or (n > 0 and term.is_nonnegative) for term, n in rest.items())
