@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
@@ -59,8 +60,19 @@ class FlexCase:
         return Shape(self.tokens // self.length, heads, heads, self.length, self.length)
 
     @property
+    def name(self) -> str:
+        """The spec's name."""
+        size = "" if self.window is None else str(self.window)
+        return f"{self.group}{size}_d{self.head_dim}{'' if self.causal else '_full'}"
+
+    @property
     def spec(self) -> AttentionSpec:
         """What flashgen is asked for."""
+        return AttentionSpec(name=self.name, **self.fields)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The spec's other fields."""
         mask: list[object] = []
         inputs: dict[str, object] = {}
         score: list[object] = []
@@ -79,16 +91,14 @@ class FlexCase:
         if self.alibi:
             score.append({"alibi": "slopes"})
             inputs["slopes"] = {"shape": ["q_heads"], "dtype": "fp32"}
-        size = "" if self.window is None else str(self.window)
-        return AttentionSpec(
-            name=f"{self.group}{size}_d{self.head_dim}{'' if self.causal else '_full'}",
-            head_dim=self.head_dim,
-            dtype="bf16",
-            heads={"group": 1},
-            mask=mask,
-            score=score,
-            inputs=inputs,
-        )
+        return {
+            "head_dim": self.head_dim,
+            "dtype": "bf16",
+            "heads": {"group": 1},
+            "mask": mask,
+            "score": score,
+            "inputs": inputs,
+        }
 
 
 def flex_cases() -> tuple[FlexCase, ...]:

@@ -16,6 +16,7 @@ from flashgen.tune.timing import Call, Clock, Failure, alternate, plan_burst
 MATMUL_SIZE = 8192
 COPY_BYTES = 2**31  # far more than any L2
 ROUNDS = 4
+SETTLED_CALLS = 40
 
 
 class CeilingError(FlashgenError):
@@ -40,6 +41,20 @@ def measure_ceilings(
     ms = _median_ms(lambda: target.copy_(source), clock)
     found.append(Ceiling(COPY, "TB/s", (rounded(2e-9 * COPY_BYTES / ms),)))
     return tuple(found)
+
+
+def measure_settled(dtype: str, clock: Clock, device: torch.device, *, load_s: float) -> Ceiling:
+    """TFLOP/s of the same matmul after `load_s` of it, when the clock has come down."""
+    left, right = (
+        torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device).to(torch_dtype(dtype))
+        for _ in range(2)
+    )
+    call = partial(torch.matmul, left, right, out=torch.empty_like(left))
+    estimate = max(clock.times_ms(call, 3)[-1], 1e-3)
+    clock.times_ms(call, 1 + int(1e3 * load_s / estimate))
+    ms = summarise(clock.times_ms(call, SETTLED_CALLS)).median
+    name = f"{matmul_name(dtype)} settled"
+    return Ceiling(name, "TFLOP/s", (rounded(2e-9 * MATMUL_SIZE**3 / ms),))
 
 
 def _median_ms(call: Call, clock: Clock) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,21 @@ class _Ready:
     accuracy: Accuracy
 
 
+@dataclass(frozen=True)
+class Field:
+    """Contestants after their outputs were checked; who was right has a burst to be timed by."""
+
+    ready: Mapping[str, _Ready | str]
+    bursts: Mapping[str, Burst]
+
+    def race(self, clock: Clock, *, rounds: int | None = None) -> tuple[Result, ...]:
+        """Everybody's result; who was right is timed, in turns."""
+        # What compiling left behind is not collected in the middle of a measurement.
+        gc.collect()
+        timed = alternate(self.bursts, clock, rounds=rounds)
+        return tuple(_result(name, self.ready[name], self.bursts, timed) for name in self.ready)
+
+
 def contest(
     contestants: Sequence[Contestant],
     sets: Sequence[Arguments],
@@ -43,6 +58,16 @@ def contest(
     sets: tensors of the same case to rotate through. A contestant's error is its result; when the
     device is gone, DeviceLostError is raised.
     """
+    return qualify(contestants, sets, oracle, clock).race(clock, rounds=rounds)
+
+
+def qualify(
+    contestants: Sequence[Contestant],
+    sets: Sequence[Arguments],
+    oracle: Oracle,
+    clock: Clock,
+) -> Field:
+    """Compile and check each contestant, and plan the bursts of those that are right."""
     ready: dict[str, _Ready | str] = {}
     bursts: dict[str, Burst] = {}
     for contestant in contestants:
@@ -56,13 +81,7 @@ def contest(
         except Exception as error:  # one contestant's failure is a result
             ready[contestant.name] = describe(error)
         _check_device(sets[0].q.device, contestant.name)
-    # What compiling left behind is not collected in the middle of a measurement.
-    gc.collect()
-    timed = alternate(bursts, clock, rounds=rounds)
-    return tuple(
-        _result(contestant.name, ready[contestant.name], bursts, timed)
-        for contestant in contestants
-    )
+    return Field(ready, bursts)
 
 
 def _prepare(contestant: Contestant, arguments: Arguments, oracle: Oracle) -> _Ready | str:
@@ -88,8 +107,8 @@ def _call(attend: Attend, arguments: Arguments) -> Call:
 def _result(
     name: str,
     ready: _Ready | str,
-    bursts: dict[str, Burst],
-    timed: dict[str, tuple[float, ...] | Failure],
+    bursts: Mapping[str, Burst],
+    timed: Mapping[str, tuple[float, ...] | Failure],
 ) -> Result:
     if isinstance(ready, str):
         return Result(name, error=ready)

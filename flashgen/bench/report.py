@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from flashgen.bench.cases import GROUPS, MASK_GROUPS, PLAIN
 from flashgen.bench.counters_report import counters_line, counters_parts
+from flashgen.bench.fa_report import fa_line, fa_parts
 from flashgen.bench.markdown import number, table
 from flashgen.bench.orders_report import orders_parts
 from flashgen.bench.record import COPY, CaseRecord, Record, Result, matmul_name
@@ -26,6 +27,7 @@ TITLES = {
     "counters": "Bytes, predicted and counted",
     "loop-orders": "Loop orders: flash1 and flash2",
     "tuner": "The tuner against exhaustive search",
+    "fa-paper": "Hopper kernels against the fastest peers",
 }
 METHOD = (
     "Times are medians of device time per call over bursts of at most 20 ms after idle pauses, in "
@@ -48,6 +50,7 @@ def render(record: Record) -> str:
         "counters": counters_parts,
         "loop-orders": orders_parts,
         "tuner": tuner_parts,
+        "fa-paper": fa_parts,
     }[record.suite](record)
     parts = [
         f"# {TITLES[record.suite]}: {record.environment.get('gpu', record.target)}",
@@ -64,6 +67,8 @@ def progress_line(case: CaseRecord) -> str:
     if case.group == "startup":
         texts = [f"{start} {_first_result(case.facts.get(start))}" for start in ("cold", "warm")]
         return f"{case.id}: {', '.join(texts)}"
+    if "plain flops" in case.facts:
+        return fa_line(case)
     if "schedules" in case.facts:
         return schedules_line(case)
     if case.group == "tuner":

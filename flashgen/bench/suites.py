@@ -18,6 +18,7 @@ from flashgen.bench.contest import DeviceLostError
 from flashgen.bench.counters_suite import run_counters
 from flashgen.bench.dispatch_suite import run_dispatch
 from flashgen.bench.environment import environment
+from flashgen.bench.fa_suite import run_fa, visible_gpus
 from flashgen.bench.flex_suite import flex_tasks, run_flex, wanted_cases
 from flashgen.bench.orders_suite import order_plans
 from flashgen.bench.preparation import Outcome, Task, prepare
@@ -39,6 +40,7 @@ BUDGETS_S = {
     "counters": 240.0,
     "loop-orders": 180.0,
     "tuner": 240.0,
+    "fa-paper": 720.0,
 }
 CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",)}
 PREPARATION_SHARE = 0.45  # of the budget
@@ -125,6 +127,8 @@ def run_all(
             run_counters(run, device)
         elif suite == "tuner":
             run_tuner(run, device)
+        elif suite == "fa-paper":
+            run_fa(run, target_of(device), visible_gpus(torch.cuda.device_count()))
         else:
             run_dispatch(run, device)
         run.save()

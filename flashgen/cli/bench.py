@@ -25,6 +25,7 @@ class Suite(str, Enum):
     COUNTERS = "counters"
     LOOP_ORDERS = "loop-orders"
     TUNER = "tuner"
+    FA_PAPER = "fa-paper"
 
 
 def bench(
@@ -34,7 +35,8 @@ def bench(
             help="specs: all shipped specs; flex: against FlexAttention; dispatch: host time; "
             "schedules, counters: what models of time and of bytes are held against; "
             "loop-orders: flash1 against flash2; tuner: its pick against exhaustive search, which "
-            "goes on from run to run. "
+            "goes on from run to run; fa-paper: Hopper kernels against the fastest peers, on all "
+            "GPUs that are visible. "
             "Repeatable: several are one run. [default: specs]"
         ),
     ] = None,
@@ -51,7 +53,7 @@ def bench(
         float | None,
         typer.Option(
             min=0,
-            help="Begin no case later than this. [default: by suite, 180 to 420]",
+            help="Begin no case later than this. [default: by suite, 180 to 720]",
         ),
     ] = None,
     verify: Annotated[
