@@ -27,7 +27,7 @@ from flashgen.bench.fa_cases import (
     GRID,
     FaCase,
 )
-from flashgen.bench.peers import Attend, Contestant, Flex, Modifier, forget_compiled, score_mod
+from flashgen.bench.peers import Attend, Contestant, Flex, Modifier, score_mod
 from flashgen.tune.tensors import Arguments
 
 MODES: Mapping[str, str | None] = {FLEX: None, FLEX_TUNED: "max-autotune-no-cudagraphs"}
@@ -81,7 +81,6 @@ def sdpa(case: FaCase, backend: SDPBackend) -> Attend:
 
 def flex(case: FaCase, arguments: Arguments, name: str) -> Attend:
     """FlexAttention's kernel in one of its modes; the block mask is made beforehand."""
-    forget_compiled()
     return FaFlex(case, arguments, MODES[name]).kernel()
 
 

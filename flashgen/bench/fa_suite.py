@@ -8,6 +8,7 @@ contestant that it was busy with.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 from flashgen.bench.fa_cases import VARIANT, FaCase, fa_cases
 from flashgen.bench.fa_peers import scaled_rates
+from flashgen.bench.fa_plot import draw
 from flashgen.bench.fa_report import best_of, is_ours, is_peer
 from flashgen.bench.fa_schedules import baselines_for, schedules_for
 from flashgen.bench.fa_worker import (
@@ -223,6 +225,8 @@ def run_fa(
     with compiling() as helper:
         suite.prepare(groups, helper, limit)
     suite.time(groups)
+    if run.out is not None and importlib.util.find_spec("matplotlib") is not None:
+        draw(run.record, run.out / run.record.target / "fa-paper.png")
 
 
 class _Suite:

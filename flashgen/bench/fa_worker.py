@@ -149,9 +149,12 @@ class Work:
         self._say(step, limit_s)
 
     def _forget(self) -> None:
-        """Graphs hold on to device memory."""
+        """Graphs hold on to device memory; beyond its limit of versions dynamo compiles nothing."""
         import torch
 
+        from flashgen.bench.peers import forget_compiled
+
+        forget_compiled()
         self._bursts = {}
         gc.collect()
         if self.device is not None and self.device.type == "cuda":
@@ -280,6 +283,7 @@ class Work:
         assert self.device is not None
         count = 0
         for case in task.cases:
+            self._forget()
             arguments = draw_sets(case, 0, self.device)[0]
             for peer in peers_of(case, arguments):
                 if peer.name in (FLEX, FLEX_TUNED):
