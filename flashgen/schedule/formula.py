@@ -108,6 +108,8 @@ _WRITERS: Mapping[type[sp.Basic], Callable[[Any], str]] = {
     sp.Piecewise: _piecewise,
     sp.Le: _joined(" <= "),
     sp.Lt: _joined(" < "),
+    sp.Ge: _joined(" >= "),
+    sp.Gt: _joined(" > "),
     sp.Or: _joined(" or "),
     AppliedUndef: _call,
 }

@@ -23,6 +23,7 @@ FORMULAS = [
     sp.Max(BLOCK_M, BLOCK_N, NUM_STAGES - 9, evaluate=False),
     sp.Min(BLOCK_M * BLOCK_N, HEAD_DIM_QK, evaluate=False),
     sp.Piecewise((BLOCK_M, sp.Le(NUM_STAGES, 1)), (BLOCK_N, True)),
+    sp.Piecewise((BLOCK_M, sp.Ge(NUM_STAGES, 2)), (BLOCK_N, True)),
     sp.Piecewise(
         (BLOCK_M, sp.Or(sp.Lt(BLOCK_M, BLOCK_N), sp.Lt(KV_LEN, BLOCK_M))),
         (sp.Integer(0), True),
