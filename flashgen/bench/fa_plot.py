@@ -65,12 +65,18 @@ def draw(record: Record, path: Path) -> None:
     gpu = record.environment.get("gpu", record.target)
     text = f"{gpu}  ·  {record.started}  ·  TFLOP/s, bursts"
     figure.text(0.05, 0.94, text, fontsize=11, color=MUTED)
+    labelled = False
     for row, causal in enumerate((False, True)):
         for column, head_dim in enumerate(HEAD_DIMS):
             axes = figure.add_subplot(places[row, column])
             _panel(axes, record, head_dim, causal=causal)
-            if row == column == 0 and axes.get_lines():
-                axes.legend(fontsize=8, frameon=False, loc="lower right")
+            if not labelled and axes.get_legend_handles_labels()[0]:
+                labelled = True
+                handles = axes.get_legend_handles_labels()
+                figure.legend(
+                    *handles, fontsize=10, frameon=False, ncols=6, loc="upper right",
+                    bbox_to_anchor=(0.985, 0.958),
+                )  # fmt: skip
     _variants(figure.add_subplot(places[2, :]), record)
     figure.savefig(path, dpi=DPI, facecolor=PAPER)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from flashgen.bench.fa_cases import (
@@ -170,7 +171,7 @@ def _means(grid: Sequence[CaseRecord], record: Record) -> str:
 
 
 def _head_dim(case: CaseRecord) -> int:
-    return int(case.id.split("/d")[1].split("/")[0])
+    return int(re.findall(r"/d(\d+)/", case.id)[0])
 
 
 def _mean(

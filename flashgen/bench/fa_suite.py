@@ -237,6 +237,7 @@ class _Suite:
         self._lock = threading.Lock()
         self._bad: dict[tuple[str, str], str] = {}  # spec and name -> why it is not timed
         self._facts: dict[str, dict[str, object]] = {}
+        self._own = self._proven = 0  # schedules, and those that were right in a first run
         self._left = 0  # cases that are still to be timed
         self._end = run.began + run.budget_s
 
@@ -262,9 +263,9 @@ class _Suite:
                 flexes.append(pool.submit(self._compile_flex, group, gpu, limit, place))
         compiled = sum(each.result() for each in flexes)
         text = (
-            f"{len(self._facts) - len(self._bad)} of {len(self._facts)} schedules compiled and run "
-            f"once in processes of their own, FlexAttention of {compiled} of {len(groups)} "
-            f"specs compiled, in {self._run.seconds - begun:.0f} s"
+            f"of {self._own} schedules {self._proven} compiled and were right in a first "
+            f"run, in processes of their own; FlexAttention of {compiled} of {len(groups)} specs "
+            f"was compiled; in {self._run.seconds - begun:.0f} s"
         )
         self._run.record = replace(self._run.record, preparation=text)
         self._run.say(f"{self._run.seconds:6.1f} s  {text}")
@@ -291,12 +292,15 @@ class _Suite:
             try:
                 found = worker.ask(CheckTask(cases, tuple(left)), limit)
             except LostError as error:
+                self._run.say(f"{self._run.seconds:6.1f} s  {group.name}, first runs: {error}")
                 blamed = _named(error.step, left)
                 if blamed is None:  # out of time, or nobody's fault: timing has its own deadlines
                     return
                 found = {blamed: str(error)}
                 left = [each for each in left if each.name != blamed]
             else:
+                with self._lock:
+                    self._proven += len(left) - len(found)
                 left = []
             finally:
                 worker.close()
@@ -306,6 +310,7 @@ class _Suite:
     def _note(self, group: Group, name: str, said: Compiled) -> None:
         with self._lock:
             self._facts[f"{group.name}: {name}"] = said.facts
+            self._own += is_ours(name)
         if said.error is not None:
             self._refuse(group, name, said.error)
 

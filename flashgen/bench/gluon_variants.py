@@ -18,6 +18,7 @@ def schedule(
     scheduler: Scheduler,
     *,
     separate_out: bool = False,
+    q_buffers: int = 1,
     group_mb: int = 32,
 ) -> Schedule:
     """A schedule of the family."""
@@ -27,7 +28,12 @@ def schedule(
         block_n=block_n,
         num_warps=4 * (consumers + 1),
         num_stages=stages,
-        sm90=Sm90(scheduler=scheduler, separate_out=separate_out, group_mb=group_mb),
+        sm90=Sm90(
+            scheduler=scheduler,
+            q_buffers=q_buffers,
+            separate_out=separate_out,
+            group_mb=group_mb,
+        ),
     )
 
 
@@ -37,6 +43,9 @@ SCHEDULES: Mapping[int, tuple[Schedule, ...]] = {
         schedule(3, 128, 4, "grid"),
         schedule(2, 128, 4, "dynamic", separate_out=True, group_mb=4),
         schedule(2, 128, 4, "static", separate_out=True, group_mb=4),
+        schedule(2, 128, 4, "static", separate_out=True, q_buffers=2, group_mb=4),
+        schedule(2, 128, 4, "dynamic", separate_out=True, q_buffers=2, group_mb=4),
+        schedule(2, 64, 4, "static", separate_out=True, q_buffers=2, group_mb=4),
     ),
     128: (
         schedule(2, 128, 2, "dynamic", separate_out=True),
