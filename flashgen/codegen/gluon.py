@@ -72,6 +72,12 @@ class GluonText:
         needed = _words(text) - bound
         return tuple(n for n in (*self.inputs, *self.sizes, *self.local) if n in needed)
 
+    @staticmethod
+    def names_in(names: Sequence[str], *texts: str) -> tuple[str, ...]:
+        """Which of `names` occur in some texts."""
+        words = _words(" ".join(texts))
+        return tuple(n for n in names if n in words)
+
     def parameters_in(self, *texts: str) -> tuple[str, ...]:
         """Which parameters of the kernel occur in some texts."""
         words = _words(" ".join(texts))
@@ -104,8 +110,8 @@ def gluon_text(
     lse = [("lse_ptr", "lse")] if has_lse else []
     counts = [(f"{name}: tl.int32", name) for name in (*_TILES, "num_tiles")]
     keys = [("keys_ptr", "keys")] if bounds.scan else []
-    inputs = parameters_of([*captured, keys]).names
-    groups = [[*lse, ("next_tile_ptr", "next_tile")], *captured, keys, sizes, counts]
+    inputs = parameters_of([_OPERANDS, *captured, keys]).names
+    groups = [[*lse, ("next_tile_ptr", "next_tile")], _OPERANDS, *captured, keys, sizes, counts]
     bounds_words = _words(" ".join(map(str, bounds.spans)))
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
     bases = [f"{r.variable}_base" for r in reads if r.base_statement]
@@ -129,6 +135,15 @@ def gluon_text(
     )
 
 
+# What a second walk loads without tensor maps; the last axis is contiguous.
+_OPERANDS = [
+    *[(f"{t}_ptr", t) for t in ("q", "k", "v", "out")],
+    *[
+        (f"stride_{t[0]}{axis}: tl.int64", f"{t}.stride({number})")
+        for t, axes in (("q", "bhm"), ("k", "bhn"), ("v", "bhn"), ("out", "bhm"))
+        for number, axis in enumerate(axes)
+    ],
+]
 _OPERAND_GROUPS = 5  # of `parameter_groups`: pointers, and strides of q, k, v and out
 
 

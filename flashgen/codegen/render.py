@@ -77,7 +77,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         bytecode_cache=_bytecode_cache(),
         lstrip_blocks=True,
-        optimized=False,  # templates have nothing to fold, and looking for it takes a third of compiling
+        optimized=False,  # nothing to fold, and looking for it takes a third of compiling
         autoescape=False,  # Python text, not HTML
     )
     made.filters["gluon"] = gluon_text

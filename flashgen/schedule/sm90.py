@@ -45,6 +45,8 @@ def _rejections(schedule: Schedule, problem: Problem) -> Iterator[Rejection]:
     most = 1 if own.scheduler == "grid" else MAX_Q_BUFFERS
     if own.q_buffers > most:
         yield Rejection(f"q_buffers of scheduler {own.scheduler}", own.q_buffers, most)
+    if own.q_buffers > 1 and not own.separate_out:
+        yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
     if not own.separate_out and problem.head_dim_qk_padded != problem.head_dim_v_padded:
         yield Rejection("separate_out where head dims differ", 0, 1, "at least")
     smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
@@ -112,11 +114,15 @@ def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True)
     """Shared memory of one program, exactly as Triton 3.6 to 3.8 allocate it.
 
     Buffers lie one after the other, largest first, each from a multiple of 16 bytes on; then a byte
-    for each warp that is not of the first consumer.
+    for each warp that is not of the first consumer. A consumer's reduction takes 4 bytes,
+    beginning at a multiple of 128, of what the roles were given where that is long enough.
     """
     end = 0
     for size in sorted(_buffers(schedule, problem, return_lse=return_lse), reverse=True):
         end = -(-end // 16) * 16 + size
+    given = _given_to_roles(problem, schedule.sm90 or Sm90(), return_lse=return_lse)
+    if given < 128 * (schedule.consumers - 1) + 4:
+        end = -(-end // 128) * 128 + 4
     return end + schedule.num_warps - 4
 
 
@@ -138,11 +144,14 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
     if own.scheduler == "dynamic":
         yield SLOT
         yield from [BARRIER * 2] * 2
+    yield OPERANDS
     yield _given_to_roles(problem, own, return_lse=return_lse)
 
 
 BARRIER = 8
 SLOT = 2 * 32 * 4
+OPERANDS = 16 * 8  # pointers and strides of q, k and v, for a second walk
+_KEPT = 12  # a buffer of numbers, as an argument
 _POINTER, _INT, _RING, _TILES = 8, 4, 16, 28  # as arguments: a ring of barriers, one of tiles
 
 
@@ -163,7 +172,8 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
         moving = sum(extent != 1 for extent in declared.shape)
         is_dense = "q_len" in declared.shape and declared.shape[-1] == "kv_len"
         wide += 1 + moving - is_dense  # rows that are contiguous need no stride
-    return _POINTER * (tensor_maps + wide) + _RING * rings + _TILES * tiles + _INT * integers
+    buffers = _KEPT + _RING * rings + _TILES * tiles
+    return buffers + _POINTER * (tensor_maps + wide) + _INT * integers
 
 
 def least_regs_per_thread(schedule: Schedule, problem: Problem) -> int:

@@ -35,7 +35,7 @@ LAYOUT_HINT_HEAD_DIM = 512  # from here on, a head dim is more likely a length i
 
 
 # Whose schedules the tuner searches; the untuned choice is one of triton's. gluon_sm90 is not among
-# them while a hidden NaN reaches rows: it is used where a schedule of it is asked for.
+# them until tables are tuned with it: it is used where a schedule of it is asked for.
 SEARCHED_FAMILIES: tuple[Family, ...] = ("triton",)
 
 

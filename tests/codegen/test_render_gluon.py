@@ -103,7 +103,11 @@ GOLDEN: dict[str, tuple[dict[str, Any], Schedule]] = {
     ),
     "d192-v128": (
         {"head_dim": {"qk": 192, "v": 128}, "dtype": "bf16", "mask": "causal"},
-        hopper(2, 64, 2, **DYNAMIC),
+        hopper(2, 64, 2, separate_out=True),  # a persistent one spills 72 bytes
+    ),
+    "piped-d64": (
+        {"head_dim": 64, "dtype": "bf16", "mask": "causal"},
+        hopper(2, 128, 4, **STATIC, q_buffers=2),
     ),
 }
 
@@ -135,6 +139,7 @@ def test_a_module_imports_torch_and_triton_only(case: str) -> None:
         "triton.language",
         "triton.experimental",
         "triton.experimental.gluon",
+        "triton.experimental.gluon.language.nvidia.ampere",
         "triton.experimental.gluon.language.nvidia.hopper",
         "triton.experimental.gluon.nvidia.hopper",
     }

@@ -11,7 +11,7 @@ spec
   - softcap: 50.0
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197336 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197480 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -294,6 +295,15 @@ def softmax_step(scores, m_i, raise_at, l_i, TO_LOG2: gl.constexpr, BLOCK_N: gl.
 
 
 @gluon.jit
+def as_operand(probs, dtype: gl.constexpr):
+    """probs as the first operand of probs·v, in registers."""
+    return gl.convert_layout(
+        probs.to(dtype),
+        gl.DotOperandLayout(0, accumulator(HEAD_DIM_V_PADDED), 2),
+    )
+
+
+@gluon.jit
 def scaled(acc, alpha):
     """acc, each row times its alpha."""
     VIEW: gl.constexpr = by_thread(HEAD_DIM_V_PADDED)
@@ -321,13 +331,13 @@ def of_rows(m_i, l_i, LAYOUT: gl.constexpr):
 
 # Number n of a ring's loads goes to buffer n % STAGES; a barrier's phase changes with each use of it.
 @gluon.jit
-def wait_full(barriers, n, STAGES: gl.constexpr):
-    mbarrier.wait(barriers.index(n % STAGES), (n // STAGES) & 1)
+def wait_full(barriers, n, STAGES: gl.constexpr, wanted=True):
+    mbarrier.wait(barriers.index(n % STAGES), (n // STAGES) & 1, pred=wanted)
 
 
 @gluon.jit
-def release(barriers, n, STAGES: gl.constexpr):
-    mbarrier.arrive(barriers.index(n % STAGES), count=1)
+def release(barriers, n, STAGES: gl.constexpr, wanted=True):
+    mbarrier.arrive(barriers.index(n % STAGES), count=1, pred=wanted)
 
 
 @gluon.jit
@@ -336,7 +346,7 @@ def fill(desc, b, h, first, buffers, full, empty, n, STAGES: gl.constexpr):
     mbarrier.wait(empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
     barrier = full.index(n % STAGES)
     mbarrier.expect(barrier, desc.block_type.nbytes)
-    place = [b.to(gl.int32), h.to(gl.int32), first, 0]
+    place = [b, h, first, 0]
     tma.async_copy_global_to_shared(desc, place, barrier, buffers.index(n % STAGES))
 
 
@@ -381,12 +391,13 @@ def query_tile(t, num_q_heads, num_m_tiles, num_heads, heads_abreast):
     abreast = gl.minimum(heads_abreast, num_heads - first_head)
     head = first_head + place % abreast
     m_tile = num_m_tiles - 1 - place // abreast
-    return m_tile, (head // num_q_heads).to(gl.int64), (head % num_q_heads).to(gl.int64)
+    return m_tile, head // num_q_heads, head % num_q_heads
 
 
 @gluon.jit
 def key_tiles(row_first, q_len, kv_len, NUM_ROWS: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Key tiles that rows from row_first on see: [lo, hi), and of these [full_lo, full_hi) completely."""
+    """Key tiles that rows from row_first on see: [lo, hi), one at least, and of these
+    [full_lo, full_hi) completely."""
     row_last = gl.minimum(row_first + NUM_ROWS, q_len) - 1
     q_first = row_first + kv_len - q_len
     q_last = row_last + kv_len - q_len
@@ -397,6 +408,7 @@ def key_tiles(row_first, q_len, kv_len, NUM_ROWS: gl.constexpr, BLOCK_N: gl.cons
     full_hi = full_stop // BLOCK_N
     hi = gl.maximum(gl.where(row_first < q_len, hi, lo), lo)
     full_hi = gl.maximum(gl.minimum(full_hi, hi), lo)
+    hi = gl.maximum(hi, lo + 1)
     return lo, lo, full_hi, hi
 
 
@@ -429,8 +441,7 @@ def produce_tile(
     hk = h // gqa_group
     row_first = m_tile * (ROWS * CONSUMERS)
     lo, _lo, _hi, hi = key_tiles(row_first, q_len, kv_len, ROWS * CONSUMERS, BLOCK_N)
-    if hi > lo:
-        fill(k_desc, b, hk, (hi - 1) * BLOCK_N, k_smem, k_full, k_empty, n, STAGES)
+    fill(k_desc, b, hk, (hi - 1) * BLOCK_N, k_smem, k_full, k_empty, n, STAGES)
     for c in gl.static_range(CONSUMERS):
         mine = i * CONSUMERS + c
         q_row = row_first + c * ROWS
@@ -440,10 +451,8 @@ def produce_tile(
         fill(k_desc, b, hk, n_start, k_smem, k_full, k_empty, n + 1, STAGES)
         fill(v_desc, b, hk, n_start + BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
         n += 1
-    if hi > lo:
-        fill(v_desc, b, hk, lo * BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
-        n += 1
-    return n
+    fill(v_desc, b, hk, lo * BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
+    return n + 1
 
 
 @gluon.jit
@@ -497,130 +506,427 @@ def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr):
 
 
 @gluon.jit
+def place_of(
+    t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr,
+):
+    """Where this warpgroup's rows of query tile t are, and their key tiles: at least one.
+
+    b, h, row_first; lo, full_lo, full_hi, hi as in `key_tiles`; [all_lo, all_hi) of all warpgroups.
+    """
+    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, num_heads, heads_abreast)
+    tile_first = m_tile * (ROWS * CONSUMERS)
+    row_first = tile_first + ROWS * WARPGROUP
+    all_lo, _lo, _hi, all_hi = key_tiles(tile_first, q_len, kv_len, ROWS * CONSUMERS, BLOCK_N)
+    lo, full_lo, full_hi, hi = key_tiles(row_first, q_len, kv_len, ROWS, BLOCK_N)
+    if Q_BUFFERS > 1:  # a ring in which more than one tile is skipped ahead of probs·v stands still
+        lo = all_lo
+        hi = gl.maximum(hi, all_hi - 1)
+    else:
+        lo = gl.minimum(gl.maximum(lo, all_lo), all_hi - 1)
+    hi = gl.maximum(gl.minimum(hi, all_hi), lo + 1)
+    return b, h, row_first, lo, full_lo, full_hi, hi, all_lo, all_hi
+
+
+@gluon.jit
+def first_softmax(
+    scores, n_start, row_first, dtype: gl.constexpr,
+    q_len, kv_len, BLOCK_N: gl.constexpr,
+):
+    """probs of the rows' last key tile, as an operand; m_i, raise_at, l_i."""
+    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    q_idx = row_idx + kv_len - q_len
+    zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
+    m_i, raise_at, l_i = zeros, zeros + float("-inf"), zeros
+    scores = changed(scores, n_start, BLOCK_N)
+    scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
+    probs, m_i, raise_at, l_i, _alpha = softmax_step(
+        scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
+    )
+    return as_operand(probs, dtype), m_i, raise_at, l_i
+
+
+@gluon.jit
+def walk(
+    q_tile, probs, m_i, raise_at, l_i, n, lo, full_hi, hi, row_first,
+    k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+):
+    """The rows' other key tiles, right to left: acc without the last one's share, and that one's
+    probs; m_i, raise_at, l_i; its number in the rings."""
+    acc = gl.zeros([ROWS, HEAD_DIM_V_PADDED], gl.float32, accumulator(HEAD_DIM_V_PADDED))
+    unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
+    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    q_idx = row_idx + kv_len - q_len
+    for step in range(1, hi - lo):
+        j = hi - 1 - step
+        n_start = (hi - 1 - step) * BLOCK_N
+        wait_full(k_full, n + 1, STAGES)
+        k_tile = rows_of(k_smem, n + 1, STAGES).permute((1, 0))
+        scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
+        wait_full(v_full, n, STAGES)
+        acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[scores_due])
+        release(k_empty, n + 1, STAGES)
+        scores = changed(scores, n_start, BLOCK_N)
+        if j >= full_hi:  # partial: some rows do not see some keys
+            scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
+        next_probs, m_i, raise_at, l_i, alpha = softmax_step(
+            scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
+        )
+        acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
+        release(v_empty, n, STAGES)
+        probs = as_operand(next_probs, v_smem.dtype)
+        acc = scaled(acc, alpha)
+        n += 1
+    return acc, probs, m_i, raise_at, l_i, n
+
+
+@gluon.jit
+def store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len):
+    lse = (m_row + gl.log2(l_row)) * LN_2
+    lse_base = lse_ptr + (b * num_q_heads + h).to(gl.int64) * q_len + row_first
+    rows = gl.arange(0, ROWS, l_row.type.layout)
+    gl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
+
+
+KEYS_AGAIN = gl.constexpr(16)  # of a step of `walk_again`
+DIMS_AGAIN = gl.constexpr(32)  # of a head, in a fragment
+FRAGMENT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
+A_FRAGMENT = gl.constexpr(gl.DotOperandLayout(0, FRAGMENT, 2))
+B_FRAGMENT = gl.constexpr(gl.DotOperandLayout(1, FRAGMENT, 2))
+
+
+@gluon.jit
+def nan_wins(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def is_odd(acc, m_row, l_row):
+    """Whether a row has a score beyond 1e9, which is further from its own rounded maximum than exp2
+    can hold, or a NaN: a masked key has probability 0, but 0 * NaN is NaN."""
+    is_empty = (l_row == 0.0) & (m_row == 0.0)
+    odd = ~((l_row > 1e-18) & (l_row < 1e18) | is_empty)
+    VIEW: gl.constexpr = by_thread(HEAD_DIM_V_PADDED)
+    acc = gl.convert_layout(
+        acc.reshape([ROWS, HEAD_DIM_V_PADDED // 8, 4, 2]),
+        VIEW,
+        assert_trivial=True,
+    )
+    peak = gl.reduce(gl.reduce(acc, 1, nan_wins), 2, nan_wins)
+    peak = gl.max((peak != peak).to(gl.int32), 1)
+    peak = gl.convert_layout(peak, odd.type.layout, assert_trivial=True)
+    return gl.max(odd.to(gl.int32) | peak, 0) > 0
+
+
+OPERANDS = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))  # a thread has all of them
+
+
+@gluon.jit
+def keep(numbers):
+    """Up to 16 numbers in shared memory: a register each would be one too many."""
+    kept = gl.zeros([16], gl.int64, OPERANDS)
+    for number in gl.static_range(len(numbers)):
+        kept = gl.where(gl.arange(0, 16, OPERANDS) == number, numbers[number].to(gl.int64), kept)
+    return gl.allocate_shared_memory(gl.int64, [16], gl.SwizzledSharedLayout(1, 1, 1, [0]), kept)
+
+
+@gluon.jit
+def kept_number(kept, NUMBER: gl.constexpr):
+    return gl.sum(gl.where(gl.arange(0, 16, OPERANDS) == NUMBER, kept, 0), 0)
+
+
+@gluon.jit
+def fragment(base, rows, cols, row_stride, col_stride, row_stop, col_stop):
+    """Elements [rows, cols] of a matrix, 0 from row_stop and col_stop on."""
+    there = (rows[:, None] < row_stop) & (cols[None, :] < col_stop)
+    return gl.load(
+        base + rows[:, None] * row_stride + cols[None, :] * col_stride,
+        mask=there,
+        other=0.0,
+    )
+
+
+@gluon.jit
+def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, num_q_heads, gqa_group, q_len, kv_len):
+    """Rows of a warpgroup over keys [first_key, stop_key), DIMS_AGAIN of the output's dims after the
+    other: scores in natural units until the exponent, V kept from rows that do not see it."""
+    BLOCK_N: gl.constexpr = KEYS_AGAIN
+    SCORES: gl.constexpr = accumulator(BLOCK_N)
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, A_FRAGMENT))
+    dims = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(0, A_FRAGMENT))
+    k_dims = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(1, B_FRAGMENT))
+    k_cols = gl.arange(0, BLOCK_N, gl.SliceLayout(0, B_FRAGMENT))
+    v_rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, B_FRAGMENT))
+    v_cols = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(0, B_FRAGMENT))
+    out_rows = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, FRAGMENT))[:, None]
+    out_cols = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(0, FRAGMENT))[None, :]
+    hk = h // gqa_group
+    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    q_idx = row_idx + kv_len - q_len
+    kept = operands.load(OPERANDS)
+    q_base = kept_number(kept, 0).to(gl.pointer_type(dtype))
+    q_base += b * kept_number(kept, 4) + h * kept_number(kept, 5)
+    stride_qm = kept_number(kept, 6)
+    k_base = kept_number(kept, 1).to(gl.pointer_type(dtype))
+    k_base += b * kept_number(kept, 7) + hk * kept_number(kept, 8)
+    stride_kn = kept_number(kept, 9)
+    v_base = kept_number(kept, 2).to(gl.pointer_type(dtype))
+    v_base += b * kept_number(kept, 10) + hk * kept_number(kept, 11)
+    stride_vn = kept_number(kept, 12)
+    o_base = kept_number(kept, 3).to(gl.pointer_type(dtype))
+    o_base += b * kept_number(kept, 13) + h * kept_number(kept, 14)
+    stride_om = kept_number(kept, 15)
+    q_base += row_first * stride_qm
+    for out_dim in range(0, HEAD_DIM_V, DIMS_AGAIN):
+        m_i = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+        l_i = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+        acc = gl.zeros([ROWS, DIMS_AGAIN], gl.float32, FRAGMENT)
+        for n_start in range(first_key, stop_key, BLOCK_N):
+            k_first = k_base + n_start * stride_kn
+            v_first = v_base + n_start * stride_vn
+            scores = gl.zeros([ROWS, BLOCK_N], gl.float32, FRAGMENT)
+            for d in range(0, HEAD_DIM_QK, DIMS_AGAIN):
+                q_part = fragment(
+                    q_base + d,
+                    rows,
+                    dims,
+                    stride_qm,
+                    1,
+                    q_len - row_first,
+                    HEAD_DIM_QK - d,
+                )
+                k_part = fragment(
+                    k_first + d,
+                    k_dims,
+                    k_cols,
+                    1,
+                    stride_kn,
+                    HEAD_DIM_QK - d,
+                    kv_len - n_start,
+                )
+                scores = mma_v2(q_part, k_part, scores)
+            scores = gl.convert_layout(scores, SCORES, assert_trivial=True)
+            scores = changed(scores, n_start, BLOCK_N)
+            scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
+            m_new = gl.maximum(m_i, gl.max(scores, 1))
+            m_safe = gl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
+            probs = gl.exp2((scores - m_safe[:, None]) * LOG2_E)
+            alpha = gl.exp2((m_i - m_safe) * LOG2_E)
+            l_i = l_i * alpha + gl.sum(probs, 1)
+            m_i = m_new
+            v_part = fragment(
+                v_first + out_dim, v_rows, v_cols, stride_vn, 1, kv_len - n_start, HEAD_DIM_V - out_dim
+            )
+            # How many values of a key are finite: a row that sees a key with others is NaN.
+            num_finite = gl.zeros([ROWS, BLOCK_N], gl.float32, FRAGMENT)
+            ones = gl.full([ROWS, DIMS_AGAIN], 1.0, dtype, A_FRAGMENT)
+            for d in range(0, HEAD_DIM_V, DIMS_AGAIN):
+                column = fragment(
+                    v_first + d,
+                    k_dims,
+                    k_cols,
+                    1,
+                    stride_vn,
+                    HEAD_DIM_V - d,
+                    kv_len - n_start,
+                )
+                num_finite = mma_v2(
+                    ones,
+                    (gl.abs(column.to(gl.float32)) < float("inf")).to(dtype),
+                    num_finite,
+                )
+            num_finite = gl.convert_layout(num_finite, SCORES, assert_trivial=True)
+            is_seen = masked(gl.zeros_like(scores), n_start, kv_len, q_idx, BLOCK_N) == 0.0
+            probs = gl.where(
+                (num_finite < gl.cdiv(HEAD_DIM_V, DIMS_AGAIN) * DIMS_AGAIN) & is_seen,
+                float("nan"),
+                probs,
+            )
+            v_part = v_part.to(gl.float32)
+            v_part = gl.where(gl.abs(v_part) < float("inf"), v_part, 0.0).to(dtype)
+            alpha = gl.convert_layout(alpha, gl.SliceLayout(1, FRAGMENT), assert_trivial=True)
+            probs = gl.convert_layout(probs, FRAGMENT, assert_trivial=True)
+            probs = gl.convert_layout(probs.to(dtype), A_FRAGMENT, assert_trivial=True)
+            acc = mma_v2(probs, v_part, acc * alpha[:, None])
+        l_row = gl.convert_layout(l_i, gl.SliceLayout(1, FRAGMENT), assert_trivial=True)[:, None]
+        place = o_base + out_rows.to(gl.int64) * stride_om + (out_dim + out_cols)
+        there = (out_rows < q_len) & (out_dim + out_cols < HEAD_DIM_V)
+        gl.store(place, (acc / gl.where(l_row == 0.0, 1.0, l_row)).to(dtype), mask=there)
+        store_lse(m_i * LOG2_E, l_i, b, h, row_first, lse_ptr, num_q_heads, q_len)
+
+
+@gluon.jit
 def store_rows(
-    acc, m_i, l_i, b, h, row_first, rows, out_desc, out_smem,
-    lse_ptr, num_q_heads, q_len, SEPARATE_OUT: gl.constexpr,
+    acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
+    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
-    lse = (m_i + gl.log2(l_i)) * LN_2
-    lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
-    gl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
-    scale = 1.0 / gl.where(l_i == 0.0, 1.0, l_i)
-    acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, ACC))[:, None]
     if SEPARATE_OUT:  # the tile before may still be on its way from the buffer
         tma.store_wait(0)
-    out_smem.reshape([ROWS, HEAD_DIM_V_PADDED]).store(acc.to(out_smem.dtype))
-    fence_async_shared()
-    place = [b.to(gl.int32), h.to(gl.int32), row_first, 0]
-    tma.async_copy_shared_to_global(out_desc, place, out_smem)
+    if is_odd(acc, m_row, l_row):
+        b, h, row_first, lo, _full_lo, _full_hi, hi, _all_lo, _all_hi = place_of(  # anew: nobody keeps lo and hi
+            t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
+        )
+        walk_again(
+            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, num_q_heads, gqa_group, q_len, kv_len
+        )
+    else:
+        store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len)
+        scale = 1.0 / gl.where(l_row == 0.0, 1.0, l_row)
+        acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, ACC))[:, None]
+        out_smem.reshape([ROWS, HEAD_DIM_V_PADDED]).store(acc.to(out_smem.dtype))
+        fence_async_shared()
+        place = [b, h, row_first, 0]
+        tma.async_copy_shared_to_global(out_desc, place, out_smem)
 
 
 @gluon.jit
 def attend_tile(
-    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem,
+    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr,
+    SEPARATE_OUT: gl.constexpr,
 ):
     """This warpgroup's rows of query tile t, number i of this program; returns the next n.
 
     n: the number, in the rings, of the tile's first key tile.
     """
-    SCORES: gl.constexpr = accumulator(BLOCK_N)
-    ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
-    PROBS: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, num_heads, heads_abreast)
-    tile_first = m_tile * (ROWS * CONSUMERS)
-    row_first = tile_first + ROWS * WARPGROUP
-    all_lo, _lo, _hi, all_hi = key_tiles(tile_first, q_len, kv_len, ROWS * CONSUMERS, BLOCK_N)
-    lo, _full_lo, full_hi, hi = key_tiles(
-        row_first, q_len, kv_len, ROWS, BLOCK_N
+    b, h, row_first, lo, _full_lo, full_hi, hi, all_lo, all_hi = place_of(
+        t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1
     )
-    lo = gl.minimum(gl.maximum(lo, all_lo), all_hi)
-    hi = gl.maximum(gl.minimum(hi, all_hi), lo)
     next_n = n + all_hi - all_lo
     for _skipped in range(hi, all_hi):  # key tiles that only other warpgroups see
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
     mine = i * CONSUMERS + WARPGROUP
-    wait_full(q_full, mine, Q_BUFFERS * CONSUMERS)
-    q_tile = rows_of(q_smem, mine, Q_BUFFERS * CONSUMERS)
-    out_tile = out_smem.index(WARPGROUP if SEPARATE_OUT else mine % (Q_BUFFERS * CONSUMERS))
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-    zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
-    acc = gl.zeros([ROWS, HEAD_DIM_V_PADDED], gl.float32, ACC)
-    m_i, raise_at, l_i = zeros, zeros + float("-inf"), zeros
-    if hi > lo:
-        row_idx = row_first + rows[:, None]
-        q_idx = row_idx + kv_len - q_len
-        unused = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-        n_start = (hi - 1) * BLOCK_N
-        wait_full(k_full, n, STAGES)
-        k_tile = rows_of(k_smem, n, STAGES).permute((1, 0))
-        scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores_due])
-        release(k_empty, n, STAGES)
-        scores = changed(scores, n_start, BLOCK_N)
-        scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
-        probs, m_i, raise_at, l_i, _alpha = softmax_step(
-            scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
-        )
-        probs = gl.convert_layout(probs.to(v_smem.dtype), PROBS)
-        for step in range(1, hi - lo):
-            j = hi - 1 - step
-            n_start = j * BLOCK_N
-            wait_full(k_full, n + 1, STAGES)
-            k_tile = rows_of(k_smem, n + 1, STAGES).permute((1, 0))
-            scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
-            wait_full(v_full, n, STAGES)
-            acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
-            scores = warpgroup_mma_wait(1, deps=[scores_due])
-            release(k_empty, n + 1, STAGES)
-            scores = changed(scores, n_start, BLOCK_N)
-            if j >= full_hi:  # partial: some rows do not see some keys
-                scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
-            next_probs, m_i, raise_at, l_i, alpha = softmax_step(
-                scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
-            )
-            acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
-            release(v_empty, n, STAGES)
-            probs = gl.convert_layout(next_probs.to(v_smem.dtype), PROBS)
-            acc = scaled(acc, alpha)
-            n += 1
-        if SEPARATE_OUT:
-            release(q_empty, mine, Q_BUFFERS * CONSUMERS)
-        wait_full(v_full, n, STAGES)
-        acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
-        m_row, l_row = of_rows(m_i, l_i, SCORES)
-        acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
-        release(v_empty, n, STAGES)
-        n += 1
-        store_rows(
-            acc, m_row, l_row, b, h, row_first, rows, out_desc, out_tile,
-            lse_ptr, num_q_heads, q_len, SEPARATE_OUT,
-        )
-    else:
-        if SEPARATE_OUT:
-            release(q_empty, mine, Q_BUFFERS * CONSUMERS)
-        m_row, l_row = of_rows(m_i, l_i, SCORES)
-        store_rows(
-            acc, m_row, l_row, b, h, row_first, rows, out_desc, out_tile,
-            lse_ptr, num_q_heads, q_len, SEPARATE_OUT,
-        )
+    wait_full(q_full, mine, CONSUMERS)
+    q_tile = rows_of(q_smem, mine, CONSUMERS)
+    wait_full(k_full, n, STAGES)
+    unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
+    k_tile = rows_of(k_smem, n, STAGES).permute((1, 0))
+    scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores_due])
+    release(k_empty, n, STAGES)
+    probs, m_i, raise_at, l_i = first_softmax(
+        scores, (hi - 1) * BLOCK_N, row_first, v_smem.dtype, q_len, kv_len, BLOCK_N
+    )
+    acc, probs, m_i, raise_at, l_i, n = walk(
+        q_tile, probs, m_i, raise_at, l_i, n, lo, full_hi, hi, row_first,
+        k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+        q_len, kv_len, BLOCK_N, STAGES,
+    )
+    if SEPARATE_OUT:
+        release(q_empty, mine, CONSUMERS)
+    wait_full(v_full, n, STAGES)
+    acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
+    m_row, l_row = of_rows(m_i, l_i, accumulator(BLOCK_N))
+    acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
+    release(v_empty, n, STAGES)
+    n += 1
+    store_rows(
+        acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands,
+        lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT,
+    )
     if not SEPARATE_OUT:  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
-        release(q_empty, mine, Q_BUFFERS * CONSUMERS)
+        release(q_empty, mine, CONSUMERS)
     for _skipped in range(all_lo, lo):
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
     return next_n
 
 
 @gluon.jit
-def consumer(
-    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem,
+def attend_tiles_piped(
+    t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    Q_BUFFERS: gl.constexpr, SCHEDULER: gl.constexpr,
+):
+    """This warpgroup's rows of tile t and of those after it; the first q·k of a tile runs together
+    with the last probs·v of the tile before it, which pays where tiles are short."""
+    RING: gl.constexpr = Q_BUFFERS * CONSUMERS
+    unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
+    b, h, row_first, lo, _full_lo, full_hi, hi, _all_lo, all_hi = place_of(
+        t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
+    )
+    i = 0
+    n = 0
+    for _skipped in range(hi, all_hi):
+        n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
+    wait_full(q_full, WARPGROUP, RING)
+    wait_full(k_full, n, STAGES)
+    q_tile = rows_of(q_smem, WARPGROUP, RING)
+    k_tile = rows_of(k_smem, n, STAGES).permute((1, 0))
+    scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores_due])
+    release(k_empty, n, STAGES)
+    probs, m_i, raise_at, l_i = first_softmax(
+        scores, (hi - 1) * BLOCK_N, row_first, v_smem.dtype, q_len, kv_len, BLOCK_N
+    )
+    while t < num_tiles:
+        q_tile = rows_of(q_smem, i * CONSUMERS + WARPGROUP, RING)
+        acc, probs, m_i, raise_at, l_i, n = walk(
+            q_tile, probs, m_i, raise_at, l_i, n, lo, full_hi, hi, row_first,
+            k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+            q_len, kv_len, BLOCK_N, STAGES,
+        )
+        release(q_empty, i * CONSUMERS + WARPGROUP, RING)
+        t_done, b_done, h_done, row_done = t, b, h, row_first
+
+        # Without a next tile it computes on what is left in the buffers, for nothing.
+        t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
+        i += 1
+        exists = t < num_tiles
+        b, h, row_first, lo, _full_lo, full_hi, hi, _all_lo, all_hi = place_of(
+            gl.minimum(t, num_tiles - 1), num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
+        )
+        skipped = gl.where(exists, all_hi - hi, 0)
+        for ahead in range(skipped):
+            wait_full(k_full, n + 1 + ahead, STAGES)
+            release(k_empty, n + 1 + ahead, STAGES)
+        first = n + 1 + skipped
+        mine = i * CONSUMERS + WARPGROUP
+        wait_full(q_full, mine, RING, exists)
+        wait_full(k_full, first, STAGES, exists)
+        k_tile = rows_of(k_smem, first, STAGES).permute((1, 0))
+        scores_due = warpgroup_mma(
+            rows_of(q_smem, mine, RING),
+            k_tile,
+            unused,
+            use_acc=False,
+            is_async=True,
+        )
+        wait_full(v_full, n, STAGES)
+        acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
+        m_row, l_row = of_rows(m_i, l_i, accumulator(BLOCK_N))
+        scores = warpgroup_mma_wait(1, deps=[scores_due])
+        release(k_empty, first, STAGES, exists)
+        next_probs, m_i, raise_at, l_i = first_softmax(
+            scores, (hi - 1) * BLOCK_N, row_first, v_smem.dtype, q_len, kv_len, BLOCK_N
+        )
+        acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
+        probs = next_probs
+        release(v_empty, n, STAGES)
+        for ahead in range(skipped):
+            wait_full(v_full, n + 1 + ahead, STAGES)
+            release(v_empty, n + 1 + ahead, STAGES)
+        n = first
+        store_rows(
+            acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands,
+            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, True,
+        )
+
+
+@gluon.jit
+def consumer(
+    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
@@ -630,28 +936,36 @@ def consumer(
     n = 0
     if SCHEDULER == "grid":
         attend_tile(
-            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem,
+            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT,
+            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT,
+        )
+    elif Q_BUFFERS > 1:
+        attend_tiles_piped(
+            t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+            q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
         )
     else:
         while t < num_tiles:
             n = attend_tile(
-                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem,
+                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
-                WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+                WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT,
             )
             t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
             i += 1
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "num_q_heads", "gqa_group", "q_len", "kv_len", "num_m_tiles", "num_heads", "heads_abreast", "num_tiles"])
+@gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "stride_qb", "stride_qh", "stride_qm", "stride_kb", "stride_kh", "stride_kn", "stride_vb", "stride_vh", "stride_vn", "stride_ob", "stride_oh", "stride_om", "num_q_heads", "gqa_group", "q_len", "kv_len", "num_m_tiles", "num_heads", "heads_abreast", "num_tiles"])
 def attention_fwd_sm90(
     q_desc, k_desc, v_desc, out_desc,
     lse_ptr, next_tile_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, stride_qb: gl.int64, stride_qh: gl.int64, stride_qm: gl.int64, stride_kb: gl.int64, stride_kh: gl.int64, stride_kn: gl.int64, stride_vb: gl.int64, stride_vh: gl.int64, stride_vn: gl.int64, stride_ob: gl.int64, stride_oh: gl.int64, stride_om: gl.int64,
     num_q_heads: gl.int32, gqa_group: gl.int32, q_len: gl.int32, kv_len: gl.int32,
     num_m_tiles: gl.int32, num_heads: gl.int32, heads_abreast: gl.int32, num_tiles: gl.int32,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
@@ -673,20 +987,24 @@ def attention_fwd_sm90(
     t_smem = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     t_full = barriers(2, 1)
     t_empty = barriers(2, CONSUMERS)
+    operands = keep((
+        q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm,
+        stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    ))
     fence_async_shared()
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (producer, (
@@ -703,21 +1021,21 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (producer, (
@@ -772,6 +1090,7 @@ def run(kernel, options, q, k, v, out, lse):
                 tensor_map(v, options["BLOCK_N"], 128),
                 tensor_map(out, 64, 128),
                 lse, next_tile,
+                q, k, v, out, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(1), out.stride(2),
                 num_q_heads, gqa_group, q_len, kv_len,
                 num_m_tiles, num_heads, heads_abreast, num_tiles,
                 **{name: value for name, value in options.items() if name != "group_mb"},
