@@ -8,7 +8,6 @@ FLASHGEN_FROZEN      1: raise where something would be generated, compiled or tu
 FLASHGEN_TRY_FIRST   0: run a Hopper kernel at once that was never tried on this machine, where it
                      may hang this process (default: 1, it is tried in a process with a deadline)
 TRITON_PTXAS_PATH    the ptxas that Triton takes in the place of its own; read here, not used
-OPENBLAS_NUM_THREADS threads of one of numpy's matrix products (default, in `build` and `verify`: 1)
 """
 
 from __future__ import annotations
@@ -84,12 +83,3 @@ def in_job() -> bool:
     """Whether this process is one of several of a job: WORLD_SIZE, as torchrun and others set."""
     size = os.environ.get("WORLD_SIZE", "1")
     return size.isdecimal() and int(size) > 1
-
-
-def one_blas_thread() -> None:
-    """numpy multiplies in one thread unless the user says otherwise; call it before its import.
-
-    The interpreter's tiles are too small to share, and OpenBLAS's threads wait busily for each
-    other while kernels are compiled on the same cores.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

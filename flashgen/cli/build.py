@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from flashgen import settings
 from flashgen.cli.arguments import (
     JsonOption,
     SpecArgument,
@@ -47,7 +46,6 @@ def build(
 
     The folder gets a standalone module, machine code, manifest.json and report.md.
     """
-    settings.one_blas_thread()
     found = find_spec(spec)
     folder = out or Path("out") / found.display_name
     with progress() as say:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -201,10 +200,7 @@ def verify_plan(
     if not interpreted:
         _compile_first(Problem(spec, target), plan, path, cases, say)
     results = []
-    with (
-        _one_thread() if interpreted else nullcontext(),
-        _Runs(Problem(spec, target), plan, path, device) as runs,
-    ):
+    with _Runs(Problem(spec, target), plan, path, device) as runs:
         for number, case in enumerate(cases, 1):
             say(f"verifying {spec.display_name}: case {number} of {len(cases)}, {case}")
             results.append(runs.run(case))
@@ -216,22 +212,6 @@ def verify_plan(
         results=tuple(results),
         notes=_notes(spec, plan, cases, interpreted=interpreted),
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """torch works in one thread: cases are small, and kernels are compiled on the other cores.
-
-    With two threads on two cores, and two compilers, it took twice the time.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Runs:

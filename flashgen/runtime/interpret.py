@@ -8,18 +8,15 @@ process can do both. With TRITON_INTERPRET=1 in the environment there is nothing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import triton
 import triton.language as tl
 from triton import knobs
-from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -70,8 +67,6 @@ def interpreting() -> Iterator[None]:
             np.errstate(all="ignore"),
             _language_restored(),
             _library_interpreted(),
-            _patched_once(),
-            _nothing_computed_in_vain(),
         ):
             knobs.runtime.interpret = True
             yield
@@ -107,55 +102,3 @@ def _language_restored() -> Iterator[None]:
                     delattr(space, name)
                 elif names[name] is not value:
                     setattr(space, name, names[name])
-
-
-@contextmanager
-def _patched_once() -> Iterator[None]:
-    """The interpreter patches the language for a launch, and not again in each function called.
-
-    It does (triton 3.6 to 3.8), a fifth of its time, though all is as it was. What is patched is
-    forgotten where a launch ends, which takes its own patches back.
-    """
-    patch: Callable[[Any], Any] = interpreter._patch_lang
-    patched: set[tuple[bool, ...]] = set()
-
-    def patch_lang(function: Any) -> _Scope:
-        names = function.__globals__.values()
-        seen = tuple(any(value is module for value in names) for module in (tl, tl.core))
-        if seen in patched:
-            return _Scope(None, patched)
-        patched.add(seen)
-        return _Scope(patch(function), patched)
-
-    interpreter._patch_lang = patch_lang
-    try:
-        yield
-    finally:
-        interpreter._patch_lang = patch
-
-
-class _Scope:
-    """What the interpreter has patched, as it restores it at the end of a launch."""
-
-    def __init__(self, made: Any, patched: set[tuple[bool, ...]]) -> None:
-        self._made, self._patched = made, patched
-
-    def restore(self) -> None:
-        self._patched.clear()
-        if self._made is not None:
-            self._made.restore()
-
-
-@contextmanager
-def _nothing_computed_in_vain() -> Iterator[None]:
-    """Whether integers overflow is computed only where the interpreter would say so.
-
-    Without `debug` it computes that, a fifth of its time, and asserts nothing (triton 3.6 to 3.8).
-    """
-    builder = interpreter.interpreter_builder
-    options = builder.options
-    builder.options = replace(options, sanitize_overflow=options.debug)
-    try:
-        yield
-    finally:
-        builder.options = options

@@ -69,29 +69,6 @@ def test_right_kernels_pass() -> None:
     assert "the CPU, interpreted" in result.summary
 
 
-def test_interpreted_cases_take_one_thread_and_give_the_others_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads: list[int] = []
-    run_case = verification.run_case
-
-    def counted(*arguments: object) -> verification.CaseResult:
-        threads.append(torch.get_num_threads())
-        return run_case(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(verification, "run_case", counted)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        shapes = [Shape(1, 1, 1, 3, 3)]
-        spec = AttentionSpec(head_dim=16, dtype="fp16")
-        assert verify(spec, target=TARGET, device="cpu", shapes=shapes).ok
-        assert threads == [1]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_bf16_and_the_other_layout() -> None:
     spec = AttentionSpec(name="bshd", head_dim=16, dtype="bf16", layout="bshd", mask="causal")
     result = verify(spec, target=TARGET, device="cpu", schedule=TILE)
