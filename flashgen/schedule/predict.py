@@ -143,10 +143,15 @@ def predict(
     """The prediction with its parts; inputs: what the mask reads, where it is known."""
     schedule = for_shape(problem, schedule, shape)
     needs = budget_for(problem, schedule)
-    tile, kernel = (schedule.block_m, schedule.block_n), schedule.kernel
-    walked = walks(problem.spec, shape, *tile, inputs, kernel=kernel)
-    splits = schedule.splits_for(shape.kv_len)
-    seen = visits(problem.spec, shape, *tile, inputs, num_kv_splits=splits, kernel=kernel)
+    walked = walks(problem.spec, shape, schedule.block_m, schedule.block_n, inputs)
+    seen = visits(
+        problem.spec,
+        shape,
+        schedule.block_m,
+        schedule.block_n,
+        inputs,
+        num_kv_splits=schedule.splits,
+    )
     figures = needs.figures(
         schedule,
         shape,
@@ -165,7 +170,7 @@ def predict(
     fixed = _fixed_cycles(problem, schedule, costs)
     per_sm = _per_sm(needs, schedule, machine)
     programs = grid_programs(schedule, shape)
-    cycles, waves = _makespan(problem, schedule, walked, splits, programs, per_sm, step, fixed)
+    cycles, waves = _makespan(problem, schedule, walked, programs, per_sm, step, fixed)
     target = problem.target
     return Prediction(
         step=step,
@@ -324,7 +329,6 @@ def _makespan(
     problem: Problem,
     schedule: Schedule,
     walked: Walks,
-    splits: int,
     programs: int,
     per_sm: int,
     step: Step,
@@ -335,8 +339,8 @@ def _makespan(
     if not programs:
         return 0.0, 0.0
     mean, longest = walked.mean, float(walked.longest)
-    if schedule.keys_outside:
-        mean = longest = walked.total / splits
+    if schedule.loop_order == "flash1":
+        mean = longest = walked.total / schedule.splits
 
     def duration(tiles: float, at_once: int) -> float:
         return fixed + tiles * step.rounds(at_once)

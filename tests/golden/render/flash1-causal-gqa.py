@@ -542,7 +542,7 @@ def run(kernel, options, q, k, v, out, lse):
         device=q.device,
     )
     m_workspace, l_workspace = torch.empty(2, heads, q_len, dtype=torch.float32, device=q.device)
-    if kernel is attention_fwd_flash1 and num_kv_splits == 1:
+    if num_kv_splits == 1:
         attention_fwd_flash1[(heads,)](
             q, k, v, out, lse,
             q.stride(0) // align, q.stride(1) // align, q.stride(2) // align, q.stride(3),
