@@ -6,7 +6,7 @@ to 16 bytes; those of the first module also for sm_80, and for rows of any align
 what differs between versions of triton, and takes two minutes; all combinations take twenty.)
 
 Modules of tests/golden/render_sm90 are rendered anew, since their text follows the version of
-triton, those of plain attention also without lse: none may spill its tiles or have matrix
+triton, those of plain attention also without lse: none may spill or have matrix
 instructions that wait for each other, and each takes the shared memory of its budget to the byte.
 Ends with a line that counts, and 1 if any failed.
 """

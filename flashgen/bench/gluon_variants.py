@@ -41,6 +41,7 @@ def schedule(
 SCHEDULES: Mapping[int, tuple[Schedule, ...]] = {
     64: (
         schedule(3, 128, 4, "grid"),
+        schedule(3, 128, 4, "grid", separate_out=True),  # the one that does not spill if causal
         schedule(2, 128, 4, "dynamic", separate_out=True, group_mb=4),
         schedule(2, 128, 4, "static", separate_out=True, group_mb=4),
         schedule(2, 128, 4, "static", separate_out=True, q_buffers=2, group_mb=4),
@@ -50,6 +51,8 @@ SCHEDULES: Mapping[int, tuple[Schedule, ...]] = {
     128: (
         schedule(2, 128, 2, "dynamic", separate_out=True),
         schedule(2, 128, 2, "static", separate_out=True, group_mb=4),
+        schedule(2, 128, 2, "static", separate_out=True, q_buffers=2, group_mb=4),
+        schedule(2, 128, 2, "dynamic", separate_out=True, q_buffers=2, group_mb=4),
         schedule(2, 128, 2, "grid"),
     ),
     256: (schedule(2, 64, 2, "grid"), schedule(2, 64, 2, "dynamic")),

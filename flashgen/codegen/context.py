@@ -184,6 +184,7 @@ def context(
         s: tuple(r for r in loads if r.scope == s) for s in ("program", "rows", "keys", "pairs")
     }
     extents = checked_extents(loads)
+    heavy_last = any(span.heavy_last for span in seen.spans)
     gluon, portable = None, ""
     if any(schedule.family == "gluon_sm90" for _, schedule in choices):
         gluon = gluon_text(
@@ -196,6 +197,7 @@ def context(
             reads=loads,
             in_mask=frozenset(names[read] for read in reads_of([predicate])),
             masks_keys=predicate != sp.true,
+            heavy_last=heavy_last,
             version=installed_triton(),
         )
         portable = options_text(portable_schedule(problem))
@@ -219,7 +221,7 @@ def context(
         kv_lens=spec.kv_lens == "per_batch",
         has_lse=has_lse,
         dot_args=_DOT_ARGS.get(spec.dtype.q, ""),
-        heavy_last=any(s.hull.stop.has(Q_LAST, ROW_LAST) for s in seen.spans),
+        heavy_last=heavy_last,
         positions=positions(seen.spans, element_wise),
         full_step_uses_kv_idx=sym.K in score.free_symbols,
         masks_keys=predicate != sp.true,

@@ -88,7 +88,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-_TILES = ("num_m_tiles", "num_heads", "heads_abreast")
+_TILES = ("tiles_abreast", "num_heads", "heads_abreast")
 
 
 def gluon_text(
@@ -102,13 +102,15 @@ def gluon_text(
     reads: Sequence[InputRead],
     in_mask: frozenset[str],
     masks_keys: bool,
+    heavy_last: bool,
     version: TritonVersion,
 ) -> GluonText:
     """The Hopper kernel's parameters in one order, and what its functions pass on."""
     groups = parameter_groups(spec, dense, extents, has_lse=has_lse)
     captured, sizes = groups[_OPERAND_GROUPS:-1], groups[-1]
     lse = [("lse_ptr", "lse")] if has_lse else []
-    counts = [(f"{name}: tl.int32", name) for name in (*_TILES, "num_tiles")]
+    tiles = ("num_m_tiles", *_TILES) if heavy_last else _TILES  # counted from the last one
+    counts = [(f"{name}: tl.int32", name) for name in (*tiles, "num_tiles")]
     keys = [("keys_ptr", "keys")] if bounds.scan else []
     inputs = parameters_of([_OPERANDS, *captured, keys]).names
     groups = [[*lse, ("next_tile_ptr", "next_tile")], _OPERANDS, *captured, keys, sizes, counts]
@@ -120,7 +122,7 @@ def gluon_text(
         api=api_of(version),
         parameters=parameters_of(groups),
         inputs=inputs,
-        sizes=(*parameters_of([sizes]).names, *_TILES),
+        sizes=(*parameters_of([sizes]).names, *tiles),
         stored=tuple(n for n in stored if has_lse and ("sink" not in n or n in inputs)),
         local=("b", "h", "hk", "row_idx", "row_exists", "q_idx", *row_variables, *bases),
         in_bounds=tuple(r.variable for r in reads if r.variable in bounds_words),

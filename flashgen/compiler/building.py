@@ -446,7 +446,6 @@ def _family_warnings(plan: Plan) -> list[str]:
         "kernels of the family gluon_sm90 run on a GPU of compute capability 9.0 only, and are not "
         "verified without one; tensors that TMA cannot take (strides that are no multiples of 16 "
         "bytes, an unaligned start, expanded dimensions) are served by the portable kernel",
-        "a NaN or infinity in a value that some rows of a key tile do not see reaches their output",
     ]
 
 

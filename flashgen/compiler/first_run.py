@@ -260,7 +260,7 @@ def first_cases(problem: Problem, schedule: Schedule, sizes: Sizes) -> Sequence[
     """What is run before the first call: few tiles, several tiles for each SM (a persistent program
     goes round its barriers), and lengths like the call's own.
 
-    Indices are multiples of `draw.NAN_EVERY`: without a NaN that only some rows see.
+    In the second, values that only some rows see are NaN (`draw.NAN_EVERY`): rows are walked again.
     """
     group = problem.spec.heads.group or 2
     q_len, kv_len = schedule.block_m + 1, 2 * schedule.block_n + 3
@@ -268,7 +268,7 @@ def first_cases(problem: Problem, schedule: Schedule, sizes: Sizes) -> Sequence[
     many = -(-5 * problem.target.sm_count // (2 * tiles_a_batch))
     return (
         Case(schedule, Shape(SMALL_BATCH, 2 * group, 2, q_len, kv_len), "plain", 0),
-        Case(schedule, Shape(many, 2 * group, 2, q_len, kv_len), "transposed", 3),
+        Case(schedule, Shape(many, 2 * group, 2, q_len, kv_len), "transposed", 4),
         Case(
             schedule,
             Shape(1, group, 1, min(sizes.q_len, LONGEST), min(sizes.kv_len, LONGEST)),

@@ -102,6 +102,11 @@ class Span:
         )
 
     @property
+    def heavy_last(self) -> bool:
+        """Whether a query tile further down may see more keys."""
+        return bool(self.hull.stop.has(Q_LAST, ROW_LAST))
+
+    @property
     def never_full(self) -> bool:
         """No key tile is ever full."""
         return self.full.start == sp.oo or self.full.stop == -sp.oo or self.always == sp.false

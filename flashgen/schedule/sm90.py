@@ -114,15 +114,11 @@ def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True)
     """Shared memory of one program, exactly as Triton 3.6 to 3.8 allocate it.
 
     Buffers lie one after the other, largest first, each from a multiple of 16 bytes on; then a byte
-    for each warp that is not of the first consumer. A consumer's reduction takes 4 bytes,
-    beginning at a multiple of 128, of what the roles were given where that is long enough.
+    for each warp that is not of the first consumer.
     """
     end = 0
     for size in sorted(_buffers(schedule, problem, return_lse=return_lse), reverse=True):
         end = -(-end // 16) * 16 + size
-    given = _given_to_roles(problem, schedule.sm90 or Sm90(), return_lse=return_lse)
-    if given < 128 * (schedule.consumers - 1) + 4:
-        end = -(-end // 128) * 128 + 4
     return end + schedule.num_warps - 4
 
 
@@ -145,26 +141,29 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
         yield SLOT
         yield from [BARRIER * 2] * 2
     yield OPERANDS
+    yield ODD * schedule.consumers
     yield _given_to_roles(problem, own, return_lse=return_lse)
 
 
 BARRIER = 8
 SLOT = 2 * 32 * 4
 OPERANDS = 16 * 8  # pointers and strides of q, k and v, for a second walk
-_KEPT = 12  # a buffer of numbers, as an argument
+ODD = 16  # a number of each warp of a consumer: whether its rows came out right
+_NUMBERS = 12  # as an argument: a buffer of numbers
 _POINTER, _INT, _RING, _TILES = 8, 4, 16, 28  # as arguments: a ring of barriers, one of tiles
 
 
 def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
     """Bytes of the kernel's arguments and buffers that its roles use, handed over in memory."""
-    spec = problem.spec
-    tensor_maps, rings, tiles = 4, 6, 3 + own.separate_out
+    spec, spans = problem.spec, visibility(problem.spec).spans
+    tensor_maps, rings, tiles = 4, 6 + 1, 3 + own.separate_out
     integers = 6 + (spec.heads.group is None) + (own.scheduler != "grid")
+    integers += any(span.heavy_last for span in spans)  # which counts tiles from the last
     wide = int(return_lse) + 2 * (spec.sink != "none")
     if own.scheduler == "dynamic":
         rings += 3
         wide += 1
-    wide += any(span.scan is not None for span in visibility(spec).spans)
+    wide += any(span.scan is not None for span in spans)
     for declared in spec.inputs:
         if not declared.shape:
             integers += 1
@@ -172,7 +171,7 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
         moving = sum(extent != 1 for extent in declared.shape)
         is_dense = "q_len" in declared.shape and declared.shape[-1] == "kv_len"
         wide += 1 + moving - is_dense  # rows that are contiguous need no stride
-    buffers = _KEPT + _RING * rings + _TILES * tiles
+    buffers = _NUMBERS + _RING * rings + _TILES * tiles
     return buffers + _POINTER * (tensor_maps + wide) + _INT * integers
 
 

@@ -122,9 +122,9 @@ def test_machine_code_that_spills_makes_place_for_the_portable_family(
     )
     result = built(tmp_path / "out", spec)
     (warning,) = (each for each in result.warnings if "is not used" in each)
-    count = re.search(r"spill_bytes: must be at most 40 \(got (\d+)\)", warning)
+    count = re.search(r"spill_bytes: must be at most 0 \(got (\d+)\)", warning)
     assert count is not None
-    assert int(count[1]) > 40  # how many differs between versions of ptxas
+    assert int(count[1]) > 0  # how many differs between versions of ptxas
     golden("errors/family-spills.txt", warning.replace(f"got {count[1]}", "got N"))
     assert {kernel.schedule.family for kernel in result.kernels} == {"triton"}
     verdicts.forget_here()

@@ -237,7 +237,7 @@ def test_cases_before_the_first_call() -> None:
     assert few == Shape(2, 4, 2, 129, 131)
     assert 2 * TARGET.sm_count < 2 * many.batch * many.q_heads < 4 * TARGET.sm_count
     assert own == Shape(1, 2, 1, 5, 1024)
-    assert all(case.index % 3 == 0 for case in cases)
+    assert [case.index % 3 for case in cases] == [0, 1, 0]  # hidden NaN in the second
 
 
 # **** calls ****

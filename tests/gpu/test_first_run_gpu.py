@@ -153,4 +153,4 @@ def test_machine_code_that_spills_is_refused_where_it_would_be_run() -> None:
     with Trying(task) as trying, pytest.raises(first_run.UnusableError) as refused:
         trying.compile(schedule)
     assert refused.value.state == "refused"
-    assert "spill_bytes: must be at most 40" in refused.value.reason
+    assert "spill_bytes: must be at most 0" in refused.value.reason

@@ -11,7 +11,7 @@ spec
   - softcap: 50.0
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197480 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197528 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -384,10 +384,10 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def query_tile(t, num_q_heads, num_m_tiles, num_heads, heads_abreast):
+def query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast):
     """(query tile, batch, head) of tile number t: a few heads side by side, heavy tiles first."""
-    first_head = t // (heads_abreast * num_m_tiles) * heads_abreast
-    place = t % (heads_abreast * num_m_tiles)
+    first_head = t // tiles_abreast * heads_abreast
+    place = t % tiles_abreast
     abreast = gl.minimum(heads_abreast, num_heads - first_head)
     head = first_head + place % abreast
     m_tile = num_m_tiles - 1 - place // abreast
@@ -433,11 +433,11 @@ def masked(scores, n_start, kv_len, q_idx, BLOCK_N: gl.constexpr):
 def produce_tile(
     t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+    num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):
     """Load query tile t, number i of this program, and its keys from number n on; returns the next n."""
-    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, num_heads, heads_abreast)
+    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
     hk = h // gqa_group
     row_first = m_tile * (ROWS * CONSUMERS)
     lo, _lo, _hi, hi = key_tiles(row_first, q_len, kv_len, ROWS * CONSUMERS, BLOCK_N)
@@ -459,7 +459,7 @@ def produce_tile(
 def producer(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+    next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
     SCHEDULER: gl.constexpr,
 ):
@@ -471,7 +471,7 @@ def producer(
         produce_tile(
             t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+            num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
             BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
         )
     else:
@@ -479,7 +479,7 @@ def producer(
             n = produce_tile(
                 t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+                num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
             )
             if SCHEDULER == "dynamic":  # claimed when the loads of this tile are out: earlier costs 4%
@@ -507,23 +507,20 @@ def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr):
 
 @gluon.jit
 def place_of(
-    t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+    t, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):
     """Where this warpgroup's rows of query tile t are, and their key tiles: at least one.
 
     b, h, row_first; lo, full_lo, full_hi, hi as in `key_tiles`; [all_lo, all_hi) of all warpgroups.
     """
-    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, num_heads, heads_abreast)
+    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
     tile_first = m_tile * (ROWS * CONSUMERS)
     row_first = tile_first + ROWS * WARPGROUP
     all_lo, _lo, _hi, all_hi = key_tiles(tile_first, q_len, kv_len, ROWS * CONSUMERS, BLOCK_N)
     lo, full_lo, full_hi, hi = key_tiles(row_first, q_len, kv_len, ROWS, BLOCK_N)
     if Q_BUFFERS > 1:  # a ring in which more than one tile is skipped ahead of probs·v stands still
-        lo = all_lo
         hi = gl.maximum(hi, all_hi - 1)
-    else:
-        lo = gl.minimum(gl.maximum(lo, all_lo), all_hi - 1)
     hi = gl.maximum(gl.minimum(hi, all_hi), lo + 1)
     return b, h, row_first, lo, full_lo, full_hi, hi, all_lo, all_hi
 
@@ -603,11 +600,12 @@ def nan_wins(a, b):
 
 
 @gluon.jit
-def is_odd(acc, m_row, l_row):
+def is_odd(acc, m_row, l_row, odd_smem):
     """Whether a row has a score beyond 1e9, which is further from its own rounded maximum than exp2
     can hold, or a NaN: a masked key has probability 0, but 0 * NaN is NaN."""
     is_empty = (l_row == 0.0) & (m_row == 0.0)
     odd = ~((l_row > 1e-18) & (l_row < 1e18) | is_empty)
+    odd = odd.to(gl.int32)
     VIEW: gl.constexpr = by_thread(HEAD_DIM_V_PADDED)
     acc = gl.convert_layout(
         acc.reshape([ROWS, HEAD_DIM_V_PADDED // 8, 4, 2]),
@@ -616,8 +614,9 @@ def is_odd(acc, m_row, l_row):
     )
     peak = gl.reduce(gl.reduce(acc, 1, nan_wins), 2, nan_wins)
     peak = gl.max((peak != peak).to(gl.int32), 1)
-    peak = gl.convert_layout(peak, odd.type.layout, assert_trivial=True)
-    return gl.max(odd.to(gl.int32) | peak, 0) > 0
+    odd = odd | gl.convert_layout(peak, odd.type.layout, assert_trivial=True)
+    odd_smem.store(gl.max(odd.reshape([4, 16]), 1))  # a number of each warp
+    return gl.max(odd_smem.load(gl.BlockedLayout([4], [32], [4], [0])), 0) > 0
 
 
 OPERANDS = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))  # a thread has all of them
@@ -654,6 +653,12 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     other: scores in natural units until the exponent, V kept from rows that do not see it."""
     BLOCK_N: gl.constexpr = KEYS_AGAIN
     SCORES: gl.constexpr = accumulator(BLOCK_N)
+    # 0, which the compiler cannot know: loops over head dims that it unrolls take so many registers
+    # that all else is spilled (80 bytes at d256, 336 where tiles are piped).
+    no_dims = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [row_first], dtype=gl.int32, is_pure=False, pack=1
+    )
+    no_dims -= row_first
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, A_FRAGMENT))
     dims = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(0, A_FRAGMENT))
     k_dims = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(1, B_FRAGMENT))
@@ -679,7 +684,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     o_base += b * kept_number(kept, 13) + h * kept_number(kept, 14)
     stride_om = kept_number(kept, 15)
     q_base += row_first * stride_qm
-    for out_dim in range(0, HEAD_DIM_V, DIMS_AGAIN):
+    for out_dim in range(0, HEAD_DIM_V + no_dims, DIMS_AGAIN):
         m_i = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
         l_i = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
         acc = gl.zeros([ROWS, DIMS_AGAIN], gl.float32, FRAGMENT)
@@ -687,7 +692,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
             k_first = k_base + n_start * stride_kn
             v_first = v_base + n_start * stride_vn
             scores = gl.zeros([ROWS, BLOCK_N], gl.float32, FRAGMENT)
-            for d in range(0, HEAD_DIM_QK, DIMS_AGAIN):
+            for d in range(0, HEAD_DIM_QK + no_dims, DIMS_AGAIN):
                 q_part = fragment(
                     q_base + d,
                     rows,
@@ -722,7 +727,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
             # How many values of a key are finite: a row that sees a key with others is NaN.
             num_finite = gl.zeros([ROWS, BLOCK_N], gl.float32, FRAGMENT)
             ones = gl.full([ROWS, DIMS_AGAIN], 1.0, dtype, A_FRAGMENT)
-            for d in range(0, HEAD_DIM_V, DIMS_AGAIN):
+            for d in range(0, HEAD_DIM_V + no_dims, DIMS_AGAIN):
                 column = fragment(
                     v_first + d,
                     k_dims,
@@ -759,17 +764,17 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
 
 @gluon.jit
 def store_rows(
-    acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands,
-    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
+    acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
     CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
     if SEPARATE_OUT:  # the tile before may still be on its way from the buffer
         tma.store_wait(0)
-    if is_odd(acc, m_row, l_row):
+    if is_odd(acc, m_row, l_row, odd_smem):
         b, h, row_first, lo, _full_lo, _full_hi, hi, _all_lo, _all_hi = place_of(  # anew: nobody keeps lo and hi
-            t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
+            t, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
         )
         walk_again(
             b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, num_q_heads, gqa_group, q_len, kv_len
@@ -786,9 +791,9 @@ def store_rows(
 
 @gluon.jit
 def attend_tile(
-    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands,
+    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     SEPARATE_OUT: gl.constexpr,
 ):
@@ -797,7 +802,7 @@ def attend_tile(
     n: the number, in the rings, of the tile's first key tile.
     """
     b, h, row_first, lo, _full_lo, full_hi, hi, all_lo, all_hi = place_of(
-        t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1
+        t, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1
     )
     next_n = n + all_hi - all_lo
     for _skipped in range(hi, all_hi):  # key tiles that only other warpgroups see
@@ -828,22 +833,20 @@ def attend_tile(
     release(v_empty, n, STAGES)
     n += 1
     store_rows(
-        acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands,
-        lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT,
+        acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
+        lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT,
     )
     if not SEPARATE_OUT:  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
         release(q_empty, mine, CONSUMERS)
-    for _skipped in range(all_lo, lo):
-        n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
     return next_n
 
 
 @gluon.jit
 def attend_tiles_piped(
-    t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+    t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
@@ -852,7 +855,7 @@ def attend_tiles_piped(
     RING: gl.constexpr = Q_BUFFERS * CONSUMERS
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
     b, h, row_first, lo, _full_lo, full_hi, hi, _all_lo, all_hi = place_of(
-        t, num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
+        t, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
     )
     i = 0
     n = 0
@@ -883,7 +886,7 @@ def attend_tiles_piped(
         i += 1
         exists = t < num_tiles
         b, h, row_first, lo, _full_lo, full_hi, hi, _all_lo, all_hi = place_of(
-            gl.minimum(t, num_tiles - 1), num_q_heads, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
+            gl.minimum(t, num_tiles - 1), num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
         )
         skipped = gl.where(exists, all_hi - hi, 0)
         for ahead in range(skipped):
@@ -917,16 +920,16 @@ def attend_tiles_piped(
             release(v_empty, n + 1 + ahead, STAGES)
         n = first
         store_rows(
-            acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands,
-            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, True,
+            acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
+            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, True,
         )
 
 
 @gluon.jit
 def consumer(
-    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+    lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
@@ -936,24 +939,24 @@ def consumer(
     n = 0
     if SCHEDULER == "grid":
         attend_tile(
-            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands,
+            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
             WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT,
         )
     elif Q_BUFFERS > 1:
         attend_tiles_piped(
-            t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+            t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+            lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
             WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
         )
     else:
         while t < num_tiles:
             n = attend_tile(
-                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands,
+                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
                 WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT,
             )
             t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
@@ -961,13 +964,13 @@ def consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "stride_qb", "stride_qh", "stride_qm", "stride_kb", "stride_kh", "stride_kn", "stride_vb", "stride_vh", "stride_vn", "stride_ob", "stride_oh", "stride_om", "num_q_heads", "gqa_group", "q_len", "kv_len", "num_m_tiles", "num_heads", "heads_abreast", "num_tiles"])
+@gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "stride_qb", "stride_qh", "stride_qm", "stride_kb", "stride_kh", "stride_kn", "stride_vb", "stride_vh", "stride_vn", "stride_ob", "stride_oh", "stride_om", "num_q_heads", "gqa_group", "q_len", "kv_len", "num_m_tiles", "tiles_abreast", "num_heads", "heads_abreast", "num_tiles"])
 def attention_fwd_sm90(
     q_desc, k_desc, v_desc, out_desc,
     lse_ptr, next_tile_ptr,
     q_ptr, k_ptr, v_ptr, out_ptr, stride_qb: gl.int64, stride_qh: gl.int64, stride_qm: gl.int64, stride_kb: gl.int64, stride_kh: gl.int64, stride_kn: gl.int64, stride_vb: gl.int64, stride_vh: gl.int64, stride_vn: gl.int64, stride_ob: gl.int64, stride_oh: gl.int64, stride_om: gl.int64,
     num_q_heads: gl.int32, gqa_group: gl.int32, q_len: gl.int32, kv_len: gl.int32,
-    num_m_tiles: gl.int32, num_heads: gl.int32, heads_abreast: gl.int32, num_tiles: gl.int32,
+    num_m_tiles: gl.int32, tiles_abreast: gl.int32, num_heads: gl.int32, heads_abreast: gl.int32, num_tiles: gl.int32,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
     SCHEDULER: gl.constexpr, SEPARATE_OUT: gl.constexpr,
 ):
@@ -991,26 +994,31 @@ def attention_fwd_sm90(
         q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm,
         stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     ))
+    odd_smem = gl.allocate_shared_memory(
+        gl.int32,
+        [CONSUMERS, 4],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]),
+    )
     fence_async_shared()
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (producer, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
             ],
@@ -1021,27 +1029,27 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands,
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                lse_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
                 )),
                 (producer, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, num_heads, heads_abreast, num_tiles,
+                next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
             ],
@@ -1081,6 +1089,7 @@ def run(kernel, options, q, k, v, out, lse):
             head_bytes = kv_len * 512  # of K and V
             kv_heads_abreast = (options["group_mb"] << 20) // head_bytes
             heads_abreast = max(1, min(num_heads, kv_heads_abreast * (num_q_heads // k.shape[1])))
+            tiles_abreast = heads_abreast * num_m_tiles
             programs = num_tiles if options["SCHEDULER"] == "grid" else min(num_tiles, SM_COUNT)
             empty = torch.zeros if options["SCHEDULER"] == "dynamic" else torch.empty
             next_tile = empty(1, dtype=torch.int32, device=q.device)
@@ -1092,7 +1101,7 @@ def run(kernel, options, q, k, v, out, lse):
                 lse, next_tile,
                 q, k, v, out, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(1), out.stride(2),
                 num_q_heads, gqa_group, q_len, kv_len,
-                num_m_tiles, num_heads, heads_abreast, num_tiles,
+                num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 **{name: value for name, value in options.items() if name != "group_mb"},
             )
             return
