@@ -24,6 +24,7 @@ from flashgen.errors import FlashgenError, ScheduleError, VerificationError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import (
+    HOPPER,
     SINGLE_TILE_MAX,
     Bucket,
     Family,
@@ -35,7 +36,6 @@ from flashgen.spec.model import AttentionSpec
 from flashgen.target import Target
 from flashgen.tune.table import Entry
 from flashgen.tune.toolchain import Device
-from flashgen.tune.verdicts import FAMILY as HOPPER
 from flashgen.tune.verdicts import Machine, remember, subject_of
 
 if TYPE_CHECKING:

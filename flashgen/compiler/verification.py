@@ -22,11 +22,10 @@ from flashgen.compiler.first_run import Elsewhere, Task, machine_here
 from flashgen.errors import FlashgenError, VerificationError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
-from flashgen.schedule.model import Schedule
+from flashgen.schedule.model import HOPPER, Schedule
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import Target
-from flashgen.tune.verdicts import FAMILY as HOPPER
 
 if TYPE_CHECKING:
     import torch

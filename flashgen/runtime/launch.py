@@ -24,13 +24,12 @@ from flashgen.runtime.repeat import MAX_KEPT, Repeat, Seen, Signature, repeat_of
 from flashgen.runtime.said import say_once
 from flashgen.runtime.served import served
 from flashgen.runtime.warm import start_warming
-from flashgen.schedule.model import Bucket, Schedule, bucket_of
+from flashgen.schedule.model import HOPPER, Bucket, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
 
 if TYPE_CHECKING:
     from flashgen.codegen.options import Option
 
-HOPPER = "gluon_sm90"  # the family whose kernels may wait for ever
 MAX_PROGRAMS = 2**31 - 1  # CUDA: grid dimension x, all compute capabilities
 PlanFor = Callable[[torch.device], tuple[Plan, Path]]
 # Whether a Hopper schedule of a plan may be launched in this process. Where it says no, the next

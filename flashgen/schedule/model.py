@@ -15,6 +15,7 @@ from typing import Any, Literal
 from flashgen.errors import ScheduleError
 
 Family = Literal["triton", "gluon_sm90"]
+HOPPER: Family = "gluon_sm90"  # whose kernels have barriers that can wait for ever
 Scheduler = Literal["grid", "static", "dynamic"]
 KernelKind = Literal["loop", "single_tile"]
 LoopOrder = Literal["flash2", "flash1"]

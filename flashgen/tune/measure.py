@@ -14,7 +14,7 @@ from flashgen.codegen.options import kernel_kinds
 from flashgen.errors import TuningError
 from flashgen.problem import Problem
 from flashgen.runtime.frozen import refuse_if_frozen
-from flashgen.schedule.model import Schedule, bucket_of
+from flashgen.schedule.model import HOPPER, Schedule, bucket_of
 from flashgen.schedule.predict import predicted_time_us
 from flashgen.schedule.space import default_schedule, enumerate_space
 from flashgen.spec.model import AttentionSpec
@@ -25,7 +25,7 @@ from flashgen.tune.candidates import Candidates, Case, has_aligned_rows
 from flashgen.tune.measurement import Measurement, Measurer, State
 from flashgen.tune.processes import cores
 from flashgen.tune.toolchain import device_here
-from flashgen.tune.verdicts import FAMILY, HUNG, Machine, Subject, recall, remember, subject_of
+from flashgen.tune.verdicts import HUNG, Machine, Subject, recall, remember, subject_of
 from flashgen.tune.worker import CUDA_RUNNER, Asked, Order, Worker
 
 DEADLINE_S = 10.0  # check and timing of a kernel that is compiled take about half a second
@@ -201,7 +201,7 @@ class IsolatedMeasurer:
     # ---- what is known of Hopper kernels
 
     def _subject(self, schedule: Schedule) -> Subject | None:
-        if self._machine is None or schedule.family != FAMILY:
+        if self._machine is None or schedule.family != HOPPER:
             return None
         candidates = self._candidates
         if kernel_kinds(schedule)[0] not in dict(candidates.plan.entries):

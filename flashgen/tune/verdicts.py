@@ -24,7 +24,7 @@ from flashgen.errors import FlashgenError
 from flashgen.fingerprint import fingerprint
 from flashgen.runtime.artifact import Plan, replace_file
 from flashgen.runtime.said import say_once
-from flashgen.schedule.model import Family, Schedule
+from flashgen.schedule.model import Schedule
 from flashgen.tune.table import Entry, read_data
 from flashgen.tune.toolchain import BUNDLED, Device, assembler, kernel_digest, toolchain
 
@@ -35,7 +35,6 @@ VERSION = 1
 State = Literal["proven", "hung", "refused", "wrong", "crashed", "untried"]
 KEPT: tuple[State, ...] = ("proven", "hung", "refused", "wrong")
 HUNG = "hung before on this toolchain"
-FAMILY: Family = "gluon_sm90"  # whose kernels have barriers that can wait for ever
 
 
 @dataclass(frozen=True)
