@@ -88,7 +88,10 @@ def tune(
         ),
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try schedules again that failed before.")
+        bool,
+        typer.Option(
+            "--retry-failed", help="Try schedules again that failed or did not compile before."
+        ),
     ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Only time the table's entries again.")

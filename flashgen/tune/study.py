@@ -108,6 +108,7 @@ class Trials:
         self._lock = threading.RLock()
         self._hearts: dict[int, tuple[object, float]] = {}
         self._forgotten: frozenset[int] = frozenset()
+        self._undiscarded: set[Schedule] = set()  # by this process alone, until discarded again
         self._schedules: dict[int, Schedule | None] = {}
         self._results: dict[int, Measurement | None] = {}  # of finished trials: they change no more
         self._storage = open_storage(place, case.study)
@@ -117,6 +118,7 @@ class Trials:
             self._tell_untold()
             self.recover()
             if retry_failed:
+                self._undiscarded = {schedule for schedule, _ in self._attributes(DISCARDED)}
                 self._forgotten = frozenset(
                     trial._trial_id for trial, found in self._finished() if not found.measured
                 )
@@ -161,12 +163,18 @@ class Trials:
     def discarded(self) -> dict[Schedule, str]:
         """Schedules that do not compile or fit, with the reason; they are no trials.
 
-        Whether one hung before is not asked here: it may have been forgotten since.
+        One that was tried again and has a trial now is none of them. Whether one hung before is
+        not asked here: it may have been forgotten since.
         """
-        found = {schedule: str(reason) for schedule, reason in self._attributes(DISCARDED)}
-        return {schedule: reason for schedule, reason in found.items() if reason != HUNG}
+        tried_again = self._undiscarded | self.known().keys()
+        return {
+            schedule: str(reason)
+            for schedule, reason in self._attributes(DISCARDED)
+            if reason != HUNG and schedule not in tried_again
+        }
 
     def discard(self, reasons: Mapping[Schedule, str]) -> None:
+        self._undiscarded -= reasons.keys()
         with explained(self.place):
             for schedule, reason in reasons.items():
                 self._study.set_user_attr(DISCARDED + _text(schedule), reason)

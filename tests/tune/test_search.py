@@ -216,6 +216,24 @@ def test_failed_ones_are_tried_again_only_when_asked() -> None:
     assert all(each.measured for each in trials(retry_failed=True).known().values())
 
 
+def test_discarded_ones_are_compiled_again_only_when_asked() -> None:
+    slow = dict.fromkeys(FEASIBLE[:3], "compiling took over 45 s")
+    run(FakeMeasurer(refuses=slow), kept=trials())
+    again = FakeMeasurer()
+    assert run(again, kept=trials()).discarded == slow
+    assert again.measured == []
+    still = {FEASIBLE[2]: "spills 300 bytes a thread, over 256"}
+    third = FakeMeasurer(refuses=still)
+    found = run(third, kept=trials(retry_failed=True))
+    assert sorted(third.measured) == list(FEASIBLE[:2])
+    assert found.discarded == still
+    # Whoever comes later, without asking, sees what came of it.
+    fourth = FakeMeasurer()
+    last = run(fourth, kept=trials())
+    assert (fourth.measured, last.discarded) == ([], still)
+    assert set(last.known) == set(FEASIBLE) - still.keys()
+
+
 def test_ctrl_c_keeps_the_best_so_far_and_frees_the_schedule() -> None:
     kept = trials("memory")
 
