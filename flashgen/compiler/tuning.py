@@ -86,7 +86,8 @@ def tune(
     (None: the current one); storage: where trials are kept (a journal file, a folder,
     postgresql://… or grpc://…; None: the user's cache); out: the folder of tables (None: the
     user's); sampler: "model", "tpe" or "random"; retry_failed: try schedules again that failed
-    or did not compile; write: whether the table is written. Ctrl-C keeps the best so far and raises KeyboardInterrupt.
+    or did not compile; write: whether the table is written. Ctrl-C keeps the best so far and raises
+    KeyboardInterrupt.
 
     Raises TuningError where nothing can be tuned or trials cannot be kept, NotServedError,
     TargetError, TableError where the table cannot be written.
