@@ -21,16 +21,7 @@ class Oracle:
     """fp64 results of one case, computed once and held against every contestant's output."""
 
     def __init__(self, spec: AttentionSpec, shape: Shape, arguments: Arguments) -> None:
-        self._expected = Expected.of(
-            spec,
-            arguments.q,
-            arguments.k,
-            arguments.v,
-            inputs=arguments.inputs,
-            sink=arguments.sink,
-            kv_lens=arguments.kv_lens,
-            rows=slabs(shape),
-        )
+        self._expected = Expected.of(spec, arguments, slabs(shape))
         self._bound = reference.error_bound(
             self._expected.out64, self._expected.eager_out, spec.dtype.out
         )

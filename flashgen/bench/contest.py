@@ -130,6 +130,13 @@ def _result(
     )
 
 
+def free_memory(device: torch.device) -> None:
+    """Give back what the case before held; graphs hold on to device memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 
 import torch
 
 from flashgen.bench.accuracy import Oracle
 from flashgen.bench.cases import PLAIN, FlexCase, flex_cases
-from flashgen.bench.contest import contest
+from flashgen.bench.contest import contest, free_memory
 from flashgen.bench.peers import (
     Contestant,
     forget_compiled,
@@ -20,7 +18,7 @@ from flashgen.bench.peers import (
 from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
-from flashgen.bench.work import count_work
+from flashgen.bench.work import case_record, count_work
 from flashgen.tune.tensors import (
     Arguments,
     argument_bytes,
@@ -100,23 +98,9 @@ def measure_case(
     with torch.no_grad():
         oracle = Oracle(spec, shape, sets[0])
         results = contest(contestants_of(case, sets[0]), sets, oracle, clock, rounds=rounds)
-    record = CaseRecord(
-        id=case.id,
-        group=case.group,
-        spec=spec.display_name,
-        shape=asdict(shape),
-        dtype=spec.dtype.q,
-        visible_pairs=work.visible_pairs,
-        matmul_flops=work.matmul_flops,
-        dram_bytes=work.dram_bytes,
-        results=results,
-        facts={"tensor sets": number},
-    )
     del sets, oracle
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return record
+    free_memory(device)
+    return case_record(case.id, case.group, spec, shape, work, results, {"tensor sets": number})
 
 
 def draw_sets(case: FlexCase, number: int, device: torch.device) -> list[Arguments]:

@@ -7,7 +7,7 @@ from functools import cache
 
 from flashgen.bench.markdown import number, table
 from flashgen.bench.record import CaseRecord, Record
-from flashgen.bench.schedules_report import measured_us
+from flashgen.bench.schedules_report import measured_us, per, time_cells
 from flashgen.problem import Problem
 from flashgen.schedule.model import Schedule
 from flashgen.schedule.orders import OrderEstimate, estimate
@@ -90,13 +90,12 @@ def _times(case: CaseRecord, target_id: str) -> str:
             [
                 name,
                 str(of.programs),
-                number(took) if took else "failed",
-                f"{took / fastest:.2f}" if took else "",
+                *time_cells(took, fastest),
                 number(of.time_us),
-                f"{of.time_us / took:.2f}" if took else "",
+                per(of.time_us, took),
                 number(of.tile_traffic_bytes / MEGABYTE),
                 number(of.dram_bytes / MEGABYTE),
-                f"{of.tile_traffic_bytes / MEGABYTE / took:.2f}" if took else "",
+                per(of.tile_traffic_bytes / MEGABYTE, took),
             ]
         )
     header = [

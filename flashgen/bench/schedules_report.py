@@ -132,11 +132,10 @@ def _times(case: CaseRecord, target_id: str) -> str:
         rows.append(
             [
                 name + (" (default)" if name == case.facts["default"] else ""),
-                number(took) if took else "failed",
-                f"{took / fastest:.2f}" if took else "",
+                *time_cells(took, fastest),
                 number(predicted[name].time_us),
                 str(order.index(name) + 1),
-                f"{predicted[name].time_us / took:.2f}" if took else "",
+                per(predicted[name].time_us, took),
                 *_compiled_cells(compiled),
             ]
         )
@@ -145,6 +144,16 @@ def _times(case: CaseRecord, target_id: str) -> str:
         "registers", "spilled, bytes", "shared, bytes",
     ]  # fmt: skip
     return table(header, rows)
+
+
+def time_cells(took: float | None, fastest: float) -> tuple[str, str]:
+    """The microseconds of a schedule, and how many times those of the fastest one."""
+    return (number(took) if took else "failed", per(took, fastest))
+
+
+def per(value: float | None, whole: float | None) -> str:
+    """A ratio; nothing where one of the two was not measured."""
+    return f"{value / whole:.2f}" if value and whole else ""
 
 
 def _compiled_cells(compiled: Mapping[str, Any]) -> Sequence[str]:

@@ -6,23 +6,22 @@ held against fp64 before it is timed; all schedules of a spec take turns.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flashgen import settings
 from flashgen.bench.accuracy import Oracle
-from flashgen.bench.contest import contest
+from flashgen.bench.contest import contest, free_memory
 from flashgen.bench.peers import Attend, Contestant
 from flashgen.bench.record import WRONG, CaseRecord, Result
 from flashgen.bench.run import Run
 from flashgen.bench.sampling import sample
 from flashgen.bench.specs_suite import case_id
-from flashgen.bench.work import count_work
+from flashgen.bench.work import case_record, count_work
 from flashgen.compiler.choose import target_of, unserved_features
 from flashgen.problem import Problem
 from flashgen.schedule.model import Schedule, bucket_of
@@ -157,27 +156,16 @@ def measure_plan(
         oracle = Oracle(spec, shape, sets[0])
         timed = contest(contestants, sets, oracle, clock, rounds=rounds)
     del sets, oracle
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return CaseRecord(
-        id=plan.id,
-        group=spec.display_name,
-        spec=spec.display_name,
-        shape=asdict(shape),
-        dtype=spec.dtype.q,
-        visible_pairs=work.visible_pairs,
-        matmul_flops=work.matmul_flops,
-        dram_bytes=work.dram_bytes,
-        results=tuple(_short(result) for result in (*timed, *refused)),
-        facts={
-            "spec": spec.to_yaml(),
-            "default": str(plan.schedules[0]),
-            "schedules": schedule_facts(plan.schedules, known),
-            "tensor sets": number,
-            "verified": not any((result.error or "").startswith(WRONG) for result in timed),
-        },
-    )
+    free_memory(device)
+    results = tuple(_short(result) for result in (*timed, *refused))
+    facts = {
+        "spec": spec.to_yaml(),
+        "default": str(plan.schedules[0]),
+        "schedules": schedule_facts(plan.schedules, known),
+        "tensor sets": number,
+        "verified": not any((result.error or "").startswith(WRONG) for result in timed),
+    }
+    return case_record(plan.id, spec.display_name, spec, shape, work, results, facts)
 
 
 def schedule_facts(

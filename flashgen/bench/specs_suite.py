@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from flashgen import compiler, settings
 from flashgen.bench.accuracy import Oracle
-from flashgen.bench.contest import contest
+from flashgen.bench.contest import contest, free_memory
 from flashgen.bench.peers import Contestant, flashgen_attention
 from flashgen.bench.preparation import Outcome, Task
 from flashgen.bench.record import CaseRecord
 from flashgen.bench.run import Run
-from flashgen.bench.work import Work, count_work
+from flashgen.bench.work import Work, case_record, count_work
 from flashgen.compiler.choose import plan, target_of, unserved_features
 from flashgen.errors import FlashgenError
 from flashgen.schedule.model import bucket_of
@@ -169,29 +167,16 @@ def measure_shape(
         contestant = Contestant(FLASHGEN, lambda: flashgen_attention(spec))
         results = contest([contestant], sets, oracle, clock, rounds=rounds)
         extra = extra_bytes(spec, sets[0]) if results[0].error is None else None
-    record = CaseRecord(
-        id=case_id(spec, shape),
-        group=spec.display_name,
-        spec=spec.display_name,
-        shape=asdict(shape),
-        dtype=spec.dtype.q,
-        visible_pairs=work.visible_pairs,
-        matmul_flops=work.matmul_flops,
-        dram_bytes=work.dram_bytes,
-        results=results,
-        facts={
-            **facts,
-            "schedule": schedule_text(spec, shape, target),
-            "catalogue floor us": catalogue_floor_us(spec, work, target),
-            "bytes beyond output": extra,
-            "tensor sets": number,
-        },
-    )
     del sets, oracle
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return record
+    free_memory(device)
+    more = {
+        "schedule": schedule_text(spec, shape, target),
+        "catalogue floor us": catalogue_floor_us(spec, work, target),
+        "bytes beyond output": extra,
+        "tensor sets": number,
+    }
+    name = spec.display_name
+    return case_record(case_id(spec, shape), name, spec, shape, work, results, {**facts, **more})
 
 
 def schedule_text(spec: AttentionSpec, shape: Shape, target: Target) -> str:

@@ -9,10 +9,12 @@ come from the loop bounds (`passes/count.py`): an error there would flatter the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
+from flashgen.bench.record import CaseRecord, Result
 from flashgen.dtypes import get_dtype
 from flashgen.reference import Case
 from flashgen.spec.model import AttentionSpec
@@ -63,6 +65,28 @@ def count_work(
         + sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
     )
     return Work(seen.pairs, 2 * dims * seen.pairs, dram_bytes)
+
+
+def case_record(
+    case_id: str,
+    group: str,
+    spec: AttentionSpec,
+    shape: Shape,
+    work: Work,
+    results: tuple[Result, ...],
+    facts: Mapping[str, Any],
+) -> CaseRecord:
+    """The record of a case, with the work that one call of it takes."""
+    return CaseRecord(
+        id=case_id,
+        group=group,
+        spec=spec.display_name,
+        shape=asdict(shape),
+        dtype=spec.dtype.q,
+        **asdict(work),
+        results=results,
+        facts=facts,
+    )
 
 
 def count_visible(

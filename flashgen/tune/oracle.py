@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,28 @@ def slabs(shape: Shape) -> list[range]:
     return [range(start, start + SLAB_ROWS) for start in starts]
 
 
+class Call(Protocol):
+    """What a call is given, whoever drew it."""
+
+    @property
+    def q(self) -> torch.Tensor: ...
+
+    @property
+    def k(self) -> torch.Tensor: ...
+
+    @property
+    def v(self) -> torch.Tensor: ...
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+
+    @property
+    def sink(self) -> torch.Tensor | None: ...
+
+    @property
+    def kv_lens(self) -> torch.Tensor | None: ...
+
+
 @dataclass(frozen=True)
 class Expected:
     """Results of some query rows of one call: by fp64, and as plain torch computes them."""
@@ -48,27 +70,14 @@ class Expected:
     eager_lse: torch.Tensor
 
     @classmethod
-    def of(
-        cls,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        inputs: Mapping[str, Any],
-        sink: torch.Tensor | None,
-        kv_lens: torch.Tensor | None,
-        rows: list[range],
-    ) -> Expected:
+    def of(cls, spec: AttentionSpec, call: Call, rows: list[range]) -> Expected:
         """Compute both, a run of rows at a time."""
+        q, k, v = call.q, call.k, call.v
+        given: dict[str, Any] = {"inputs": call.inputs, "sink": call.sink, "kv_lens": call.kv_lens}
         parts = [
             (
-                *reference.attention(
-                    spec, q, k, v, inputs=inputs, sink=sink, kv_lens=kv_lens, rows=each
-                ),
-                *reference.eager(
-                    spec, q, k, v, inputs=inputs, sink=sink, kv_lens=kv_lens, rows=each
-                ),
+                *reference.attention(spec, q, k, v, **given, rows=each),
+                *reference.eager(spec, q, k, v, **given, rows=each),
             )
             for each in rows
         ]
@@ -77,7 +86,7 @@ class Expected:
         return cls(
             spec,
             tuple(rows),
-            sink,
+            call.sink,
             torch.cat(out64, dim=axis),
             torch.cat(lse64, dim=2),
             torch.cat(eager_out, dim=axis),

@@ -104,17 +104,7 @@ class CaseRunner:
         number = tensors.sets_needed(tensors.argument_bytes(spec, shape), l2_bytes)
         self._sets = [self._timed_set(seed) for seed in range(number)]
         self._small = [self._small_call(shape, index) for index in range(2)]
-        first = self._sets[0].arguments
-        self._expected = Expected.of(
-            spec,
-            first.q,
-            first.k,
-            first.v,
-            inputs=first.inputs,
-            sink=first.sink,
-            kv_lens=first.kv_lens,
-            rows=slabs(shape),
-        )
+        self._expected = Expected.of(spec, self._sets[0].arguments, slabs(shape))
         self._sums = [_sum(tensor) for tensor in self._kept()]
 
     # ---- the protocol
@@ -236,17 +226,7 @@ class CaseRunner:
         small = small_shape(self._case.candidates.problem, shape)
         strides: Strides = "transposed" if index else "plain"
         call = draw(spec, _SmallCall(small, strides, index), self._device, wide=self._interpreted)
-        expected = Expected.of(
-            spec,
-            call.q,
-            call.k,
-            call.v,
-            inputs=call.inputs,
-            sink=call.sink,
-            kv_lens=call.kv_lens,
-            rows=[range(small.q_len)],
-        )
-        return _Checked(call, expected)
+        return _Checked(call, Expected.of(spec, call, [range(small.q_len)]))
 
     def _kept(self) -> list[torch.Tensor]:
         """Everything that no schedule may change."""
