@@ -10,7 +10,7 @@ from flashgen.bench.fa_report import fa_line, fa_parts
 from flashgen.bench.markdown import number, table
 from flashgen.bench.orders_report import orders_parts
 from flashgen.bench.record import COPY, CaseRecord, Record, Result, matmul_name
-from flashgen.bench.schedules_report import schedules_line, schedules_parts
+from flashgen.bench.schedules_report import hopper_parts, schedules_line, schedules_parts
 from flashgen.bench.tuner_report import tuner_line, tuner_parts
 from flashgen.tune.summary import geometric_mean
 
@@ -50,7 +50,7 @@ def render(record: Record) -> str:
         "counters": counters_parts,
         "loop-orders": orders_parts,
         "tuner": tuner_parts,
-        "fa-paper": fa_parts,
+        "fa-paper": lambda record: [*fa_parts(record), *hopper_parts(record)],
     }[record.suite](record)
     parts = [
         f"# {TITLES[record.suite]}: {record.environment.get('gpu', record.target)}",

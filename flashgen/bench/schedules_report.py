@@ -1,14 +1,19 @@
 """Suite `schedules`, read: measured times, and the order that the model of time gives.
 
-The record holds what was measured; the model is applied here.
+The record holds what was measured; the model is applied here. So it is to the Hopper schedules of
+suite `fa-paper`, whose table of the model's order is made here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from flashgen.bench.fa_cases import find
+from flashgen.bench.fa_report import OURS
+from flashgen.bench.fa_schedules import schedules_for
 from flashgen.bench.markdown import number, table
 from flashgen.bench.ranking import MIN_CORRELATION, Ranking, rank
 from flashgen.bench.record import CaseRecord, Record
@@ -72,6 +77,66 @@ def rankings(record: Record) -> dict[str, Ranking]:
     return {
         case.id: ranking(case, record.target) for case in record.cases if len(measured_us(case)) > 1
     }
+
+
+# **** Hopper schedules ****
+
+# How much longer than the fastest the model's first choice may take.
+MOST_LOST = 0.05
+
+
+def hopper_ranking(case: CaseRecord, target_id: str) -> Ranking:
+    """How well the model orders the Hopper schedules of a case of suite `fa-paper`.
+
+    ValueError where fewer than two were timed.
+    """
+    timed = measured_us(case)
+    schedules = {f"{OURS}{each}": each for each in schedules_for(find(case.id))}
+    problem = Problem(find(case.id).spec, get_target(target_id))
+    predicted = {
+        str(schedule): _predict(problem, schedule, Shape(**case.shape), None).time_us
+        for name, schedule in schedules.items()
+        if name in timed
+    }
+    return rank({name.removeprefix(OURS): us for name, us in timed.items()}, predicted)
+
+
+def hopper_rankings(record: Record) -> dict[str, Ranking]:
+    """Those of all cases of a record of suite `fa-paper` in which two or more were timed."""
+    found = {}
+    for case in record.cases:
+        with suppress(ValueError):
+            found[case.id] = hopper_ranking(case, record.target)
+    return found
+
+
+def hopper_parts(record: Record) -> list[str]:
+    """What the report of suite `fa-paper` says of the model."""
+    note = (
+        "The model's order of the Hopper schedules that were timed (`flashgen.schedule.predict`), "
+        "as the model is now. Place: where in that order the fastest one stands. Correlation: "
+        "Spearman's, of ranks. Loss: how much longer than the fastest the model's first choice "
+        f"takes; {MOST_LOST:.0%} may not be passed."
+    )
+    rows = [
+        [
+            name,
+            str(of.count),
+            str(of.place),
+            f"{of.correlation:.2f}",
+            f"{of.loss:.1%}{'' if of.loss <= MOST_LOST else ' **(late)**'}",
+            of.fastest,
+            of.first,
+        ]
+        for name, of in hopper_rankings(record).items()
+    ]
+    if not rows:
+        return []
+    header = ["case", "schedules", "place", "correlation", "loss", "fastest", "the model's first"]
+    return [f"## The model's order\n\n{note}\n\n{table(header, rows)}"]
+
+
+# **** the report of suite `schedules` ****
 
 
 def schedules_line(case: CaseRecord) -> str:

@@ -25,7 +25,8 @@ from flashgen.passes.count import Inputs, Walks, visible_pairs, visits, walks
 from flashgen.problem import Problem
 from flashgen.schedule.budget import Budget, budget_for
 from flashgen.schedule.dram import dram_bytes_model, for_shape, grid_programs
-from flashgen.schedule.model import Schedule
+from flashgen.schedule.model import HOPPER, Schedule
+from flashgen.schedule.predict_sm90 import hopper_work
 from flashgen.schedule.roofline import matmul_rate
 from flashgen.schedule.space import programs_per_sm, regs_limit
 from flashgen.spec.model import AttentionSpec, Shape
@@ -164,14 +165,16 @@ def predict(
         key_tiles=seen.key_tiles,
     )
     dram = dram_bytes_model(problem, schedule, shape, figures, seen)
-    heads = shape.batch * shape.q_heads
-    moved = figures.tile_traffic_bytes / max(1, heads * seen.tiles)
-    step = _step(needs, schedule, walked, moved, machine, costs)
-    fixed = _fixed_cycles(problem, schedule, costs)
-    per_sm = _per_sm(needs, schedule, machine)
-    programs = grid_programs(schedule, shape)
-    cycles, waves = _makespan(problem, schedule, walked, programs, per_sm, step, fixed)
-    target = problem.target
+    programs, target = grid_programs(schedule, shape), problem.target
+    if schedule.family == HOPPER:
+        step, per_sm, cycles, waves = _on_hopper(problem, schedule, shape, walked, inputs)
+    else:
+        heads = shape.batch * shape.q_heads
+        moved = figures.tile_traffic_bytes / max(1, heads * seen.tiles)
+        step = _step(needs, schedule, walked, moved, machine, costs)
+        fixed = _fixed_cycles(problem, schedule, costs)
+        per_sm = _per_sm(needs, schedule, machine)
+        cycles, waves = _makespan(problem, schedule, walked, programs, per_sm, step, fixed)
     return Prediction(
         step=step,
         per_sm=per_sm,
@@ -181,6 +184,23 @@ def predict(
         memory_us=1e6 * dram.total_bytes / (costs.memory_share * target.dram_bytes_per_s),
         launch_us=costs.launch_us * len((needs.graph, *needs.others)),
     )
+
+
+def _on_hopper(
+    problem: Problem, schedule: Schedule, shape: Shape, walked: Walks, inputs: Inputs | None
+) -> tuple[Step, int, float, float]:
+    """(step of a warpgroup, programs an SM holds, cycles, waves) of the family gluon_sm90."""
+    rows = walks(problem.spec, shape, WGMMA_ROWS, schedule.block_n, inputs)
+    found = hopper_work(
+        problem,
+        schedule,
+        shape,
+        of_tiles=walked,
+        of_warpgroups=rows,
+        score_work=_score_work(problem),
+    )
+    step = Step(found.matmul, found.softmax, 0.0, found.copy, found.waiting)
+    return step, 1, found.cycles, found.waves
 
 
 @cache
