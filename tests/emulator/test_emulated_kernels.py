@@ -1,0 +1,92 @@
+"""Hopper kernels, as generated, on the CPU: right against the fp64 oracle in whatever order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_runs import Sizes, compared
+from hopper_cases import GOLDEN, hopper, problem_of
+
+from flashgen.schedule.model import Schedule
+from flashgen.spec.model import AttentionSpec
+
+GROUP = {"full-d256": 4}  # query heads per K/V head, where the spec says how many
+CAUSAL = AttentionSpec(name="causal", head_dim=64, dtype="fp16", mask="causal")
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_every_golden_kernel(case: str, tmp_path: Path) -> None:
+    """Rows and keys that are no multiple of a tile, more keys than rows; then one short tile."""
+    spec, schedule = problem_of(case).spec, GOLDEN[case][1]
+    heads = GROUP.get(case, 2)
+    for seed, lengths in enumerate([(130, 333), (77, 5)]):
+        found = compared(tmp_path, spec, schedule, Sizes(*lengths, q_heads=heads), seed=seed)
+        assert found.ok, found
+
+
+SCHEDULES = [
+    hopper(consumers, 64, 2, scheduler=scheduler, separate_out=separate_out, q_buffers=q)
+    for consumers in (2, 3)
+    for scheduler in ("grid", "static", "dynamic")
+    for separate_out in (False, True)
+    for q in (1, 2)
+    if q == 1 or (separate_out and scheduler != "grid")
+]
+ONE_STAGE = hopper(2, 64, 1, scheduler="static", separate_out=True, q_buffers=2)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, ONE_STAGE], ids=str)
+def test_every_kind_of_schedule(schedule: Schedule, tmp_path: Path) -> None:
+    """Three programs share 4 query tiles; each schedule sees another order of roles."""
+    found = compared(tmp_path, CAUSAL, schedule, Sizes(200, 150), seed=schedule.num_warps)
+    assert found.ok, found
+
+
+def test_without_lse(tmp_path: Path) -> None:
+    found = compared(tmp_path, CAUSAL, hopper(2, 128, 2), Sizes(70, 90), has_lse=False)
+    assert found.ok, found
+
+
+def _nan_in_a_later_key(given: dict[str, Any]) -> None:
+    given["v"][:, :, 60] = float("nan")
+    given["k"][:, :, 70] = float("inf")
+
+
+def _scores_beyond_1e9(given: dict[str, Any]) -> None:
+    given["q"] *= 3e4
+    given["k"] *= 3e4
+
+
+@pytest.mark.parametrize("spoil", [_nan_in_a_later_key, _scores_beyond_1e9])
+@pytest.mark.parametrize("q_buffers", [1, 2])
+def test_rare_values_are_walked_over_again(spoil: Any, q_buffers: int, tmp_path: Path) -> None:
+    """Only rows that see a NaN have one; scores too large for their own rounded maximum are right.
+
+    fp16 holds no such numbers: they are bf16.
+    """
+    spec = CAUSAL.replace(dtype="bf16")
+    schedule = hopper(2, 64, 2, scheduler="static", separate_out=True, q_buffers=q_buffers)
+    found = compared(tmp_path, spec, schedule, Sizes(80, 80), spoil=spoil)
+    assert found.ok, found
+
+
+def test_rows_that_see_nothing(tmp_path: Path) -> None:
+    """40 queries, 10 keys: output 0 and lse -inf, exactly, for the first 30."""
+    found = compared(tmp_path, CAUSAL, hopper(2, 64, 2), Sizes(40, 10))
+    assert found.ok, found
+    assert found.unclean == 0
+
+
+def test_strided_tensors(tmp_path: Path) -> None:
+    """K and V of one buffer, q transposed in memory: the same tensor maps as on a GPU."""
+
+    def spoil(given: dict[str, Any]) -> None:
+        kv = torch.cat([given["k"], given["v"]], dim=3)
+        given["k"], given["v"] = kv.split(64, dim=3)
+        given["q"] = given["q"].transpose(1, 2).contiguous().transpose(1, 2)
+
+    found = compared(tmp_path, CAUSAL, hopper(2, 64, 2), Sizes(100, 100), spoil=spoil)
+    assert found.ok, found
