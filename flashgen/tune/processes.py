@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -48,10 +48,12 @@ class SilentError(Exception):
 class Child:
     """A process that runs `main(channel)`, given as "package.module:function".
 
-    What it prints is kept for `last_words`. Objects are sent and received by pickle.
+    What it prints is kept for `last_words`. Objects are sent and received by pickle. One thread may
+    send while another one receives, and `kill` may come from any.
     """
 
     def __init__(self, main: str, *, environment: Mapping[str, str] | None = None) -> None:
+        self._sending, self._receiving, self._ending = (threading.Lock() for _ in range(3))
         self._channel, theirs = Pipe()
         self._written = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the child
         listening, self._lifeline = os.pipe()
@@ -87,32 +89,45 @@ class Child:
 
     def send(self, message: object) -> None:
         """ChildEndedError if nobody is there to read it."""
-        try:
-            self._channel.send(message)
-        except OSError:
-            raise self._ended() from None
+        with self._sending:
+            try:
+                self._channel.send(message)
+            except OSError:
+                raise self._ended() from None
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """The next message. ChildEndedError, or SilentError after `timeout_s`."""
-        try:
-            if timeout_s is not None and not self._channel.poll(max(0.0, timeout_s)):
-                raise SilentError
-            return self._channel.recv()
-        except (EOFError, OSError):
-            raise self._ended() from None
+        with self._receiving:
+            try:
+                if timeout_s is not None and not self._channel.poll(max(0.0, timeout_s)):
+                    raise SilentError
+                return self._channel.recv()
+            except (EOFError, OSError):
+                raise self._ended() from None
 
     def kill(self) -> None:
-        """End the process and all that it started; may be called twice."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        if self.runs:
-            with suppress(ProcessLookupError):  # it has just ended by itself
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # the driver has it; it dies when it returns
-                self._process.wait(KILL_WAIT_S)
-        self._channel.close()
-        self._written.close()
+        """End the process and all that it started; may be called twice, and from two threads."""
+        with self._ending:
+            if self._lifeline >= 0:
+                os.close(self._lifeline)
+                self._lifeline = -1
+            if self.runs:
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):  # it dies when the driver returns
+                    self._process.wait(KILL_WAIT_S)
+        self._close()
+
+    def _close(self) -> None:
+        """Close the descriptors once nobody is in the middle of using them: their numbers go to
+        other files at once. Where the driver has the process, that is when this object goes."""
+        with ExitStack() as held:
+            for lock in (self._sending, self._receiving):  # both hear of the end now
+                if not lock.acquire(timeout=KILL_WAIT_S):
+                    return
+                held.callback(lock.release)
+            self._channel.close()
+            self._written.close()
 
     def last_words(self) -> str:
         """The last line that the process printed; empty if there is none, or after `kill`."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,29 @@ def test_endings_in_words() -> None:
         "by signal 200",
         "but is not gone yet",
     ]
+
+
+def test_two_threads_may_end_a_child_that_a_third_one_waits_for() -> None:
+    """Each of the three hears of the end; no descriptor is closed twice, or while it is in use."""
+    for _ in range(20):
+        child = Child("child_mains:echo")
+        child.send("hello")
+        assert child.receive(30.0) == "hello"
+        together = threading.Barrier(3)
+
+        def wait(child: Child = child, together: threading.Barrier = together) -> str:
+            together.wait()
+            with pytest.raises(ChildEndedError) as error:
+                child.receive(30.0)
+            child.kill()
+            return str(error.value)
+
+        def kill(child: Child = child, together: threading.Barrier = together) -> None:
+            together.wait()
+            child.kill()
+
+        with ThreadPoolExecutor(3) as pool:
+            waiting = pool.submit(wait)
+            for ending_it in (pool.submit(kill), pool.submit(kill)):
+                ending_it.result()
+            assert waiting.result() == "the process ended by SIGKILL"
