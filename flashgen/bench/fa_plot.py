@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.bench.cases import HEAD_DIMS
 from flashgen.bench.fa_cases import CUDNN, FA3, FLASH, FLEX, FLEX_TUNED, GRID, VARIANT
-from flashgen.bench.fa_report import (
+from flashgen.bench.fa_figures import (
     FA3_SCALED,
     FA4_SCALED,
     best_of,

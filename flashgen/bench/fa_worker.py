@@ -10,26 +10,48 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from flashgen.bench.contest import Field
-    from flashgen.bench.fa_cases import FaCase
-    from flashgen.bench.peers import Attend, Contestant
-    from flashgen.bench.record import CaseRecord, Ceiling, Result
-    from flashgen.schedule.model import Schedule
-    from flashgen.tune.candidates import Candidates
-    from flashgen.tune.tensors import Arguments
-    from flashgen.tune.timing import Burst, Clock
+from flashgen.bench.accuracy import Oracle
+from flashgen.bench.cases import TOKENS
+from flashgen.bench.ceilings import measure_ceilings, measure_settled
+from flashgen.bench.contest import DeviceLostError, Field, free_memory, qualify
+from flashgen.bench.fa_cases import FA3_PLAIN, FLEX, FLEX_TUNED, FaCase
+from flashgen.bench.fa_outside import Outside
+from flashgen.bench.fa_peers import peers_of
+from flashgen.bench.fa_tasks import (
+    ROUNDS,
+    SLOW_ROUNDS,
+    CeilingsTask,
+    CheckTask,
+    CompileTask,
+    Entrant,
+    SettleTask,
+    TimeTask,
+)
+from flashgen.bench.gluon_first import counted
+from flashgen.bench.peers import Attend, Contestant, forget_compiled
+from flashgen.bench.record import CaseRecord, Ceiling, Result
+from flashgen.bench.work import case_record, count_work
+from flashgen.tune.clock import CudaClock
+from flashgen.tune.summary import summarise
+from flashgen.tune.tensors import (
+    Arguments,
+    argument_bytes,
+    document_ids,
+    draw,
+    sets_needed,
+    slopes,
+)
+from flashgen.tune.timing import Burst, Clock
 
 OURS_S = 30.0  # a first call of ours, whose kernel was compiled before
-PEER_S = 150.0  # a first call of a peer, that may compile or tune
+PEER_S = 150.0  # a first call of somebody else's, that may compile or tune
 TIMING_S = 60.0
-ROUNDS, SLOW_ROUNDS = 6, 2
 SLOW = 1.25  # of the fastest one's time, from which on fewer rounds will do
 BURST_MS = 9.0
 LOAD_S, SETTLED_MS = 0.3, 60.0
@@ -37,63 +59,9 @@ LOAD_S, SETTLED_MS = 0.3, 60.0
 Say = Callable[[str, float], None]
 
 
-@dataclass(frozen=True)
-class Entrant:
-    """A schedule of ours in a case, by the name in its record."""
-
-    name: str
-    candidates: Candidates
-    schedule: Schedule
-
-
-@dataclass(frozen=True)
-class TimeTask:
-    """Check everybody, then time who is right. skip: names of those that are to be left out;
-    flex, tuned_flex: whether there is time to have FlexAttention compiled, and tuned."""
-
-    case: FaCase
-    ours: tuple[Entrant, ...]
-    skip: tuple[str, ...] = ()
-    flex: bool = True
-    tuned_flex: bool = True
-
-
-@dataclass(frozen=True)
-class CheckTask:
-    """Run each schedule once on each case."""
-
-    cases: tuple[FaCase, ...]
-    ours: tuple[Entrant, ...]
-
-
-@dataclass(frozen=True)
-class FlexTask:
-    """Have FlexAttention's kernels of these cases compiled."""
-
-    cases: tuple[FaCase, ...]
-
-
-@dataclass(frozen=True)
-class SettleTask:
-    """Time two of the case that was timed last under lasting load."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CeilingsTask:
-    """Measure what the GPU can do."""
-
-
 def serve(channel: Connection) -> None:
     """Main function of the process; messages are ("step", text, seconds), ("lost", name, text),
     ("found", answer)."""
-    import torch
-
-    import flashgen.bench.fa_peers  # noqa: F401 -- imported while another process measures
-    from flashgen.bench.contest import DeviceLostError
-    from flashgen.tune.clock import CudaClock
-
     work = Work(lambda text, limit_s: channel.send(("step", text, limit_s)))
     with torch.no_grad():
         while True:
@@ -119,8 +87,6 @@ class Work:
         self._bursts: Mapping[str, Burst] = {}
 
     def begin(self, device: torch.device, clock: Clock) -> None:
-        import torch
-
         self.device, self.clock = device, clock
         if device.type == "cuda":
             self.l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -140,7 +106,7 @@ class Work:
             TimeTask: self._time,
             SettleTask: self._settle,
             CheckTask: self._check,
-            FlexTask: self._flex,
+            CompileTask: self._compile,
             CeilingsTask: self._ceilings,
         }
 
@@ -149,25 +115,17 @@ class Work:
         self._say(step, limit_s)
 
     def _forget(self) -> None:
-        """Graphs hold on to device memory; beyond its limit of versions dynamo compiles nothing."""
-        import torch
-
-        from flashgen.bench.peers import forget_compiled
-
+        """Beyond its limit of versions dynamo compiles nothing."""
         forget_compiled()
         self._bursts = {}
-        gc.collect()
-        if self.device is not None and self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self.device is None:
+            gc.collect()
+        else:
+            free_memory(self.device)
 
     # ---- timing
 
     def _time(self, task: TimeTask) -> CaseRecord:
-        from flashgen.bench.accuracy import Oracle
-        from flashgen.bench.contest import qualify
-        from flashgen.bench.record import CaseRecord
-        from flashgen.bench.work import count_work
-
         assert self.clock is not None and self.device is not None
         case = task.case
         self.say("drawing tensors", PEER_S)
@@ -187,31 +145,17 @@ class Work:
                 fields.append(qualify(entered, tensors, oracle, self.clock))
         field = joined(fields)
         self.say("timing", TIMING_S)
-        results = race(field, self.clock)
+        results = race(field, self.clock, rounds=task.rounds)
         self._bursts = field.bursts
-        return CaseRecord(
-            id=case.id,
-            group=case.group,
-            spec=spec.display_name,
-            shape=asdict(shape),
-            dtype=spec.dtype.q,
-            visible_pairs=work.visible_pairs,
-            matmul_flops=work.matmul_flops,
-            dram_bytes=work.dram_bytes,
-            results=results,
-            facts={
-                "tensor sets": len(sets),
-                "plain flops": plain_work.matmul_flops,
-                "schedules": {each.name: each.schedule.to_dict() for each in task.ours},
-            },
-        )
+        facts = {
+            "tensor sets": len(sets),
+            "plain flops": plain_work.matmul_flops,
+            "schedules": {each.name: each.schedule.to_dict() for each in task.ours},
+        }
+        return case_record(case.id, case.group, spec, shape, work, results, facts)
 
     def _contestants(self, task: TimeTask, case: FaCase, arguments: Arguments) -> list[Contestant]:
         """Those of the case itself, or of the plain case beside it; announced one by one."""
-        from flashgen.bench.fa_cases import FA3_PLAIN, FLEX, FLEX_TUNED
-        from flashgen.bench.fa_peers import peers_of
-        from flashgen.bench.peers import Contestant
-
         found = [
             self._announced(Contestant(each.name, entrant_builder(each)), OURS_S)
             for each in task.ours
@@ -226,7 +170,20 @@ class Work:
         for peer in peers_of(task.case, arguments):
             if (peer.name == FA3_PLAIN) == beside:
                 found.append(self._announced(peer, PEER_S))
+        if not beside:
+            asked = [each for each in task.outside if each.name not in left_out]
+            found += self._outside(case, asked)
         return [each for each in found if each.name not in left_out]
+
+    def _outside(self, case: FaCase, asked: Sequence[Outside]) -> list[Contestant]:
+        """Those that serve the case; one that cannot be loaded takes part and fails."""
+        found = []
+        for each in asked:
+            self.say(f"checking {each.name}", PEER_S)
+            contestant = outside_contestant(each, case)
+            if contestant is not None:
+                found.append(self._announced(contestant, PEER_S))
+        return found
 
     def _announced(self, contestant: Contestant, limit_s: float) -> Contestant:
         def build() -> Attend:
@@ -237,8 +194,6 @@ class Work:
 
     def _settle(self, task: SettleTask) -> dict[str, float]:
         """ms a call, after some time of the same load."""
-        from flashgen.tune.summary import summarise
-
         assert self.clock is not None
         found = {}
         for name in task.names:
@@ -257,9 +212,6 @@ class Work:
 
     def _check(self, task: CheckTask) -> dict[str, str]:
         """Schedule by name -> why it is not to be timed."""
-        from flashgen.bench.accuracy import Oracle
-        from flashgen.bench.contest import qualify
-
         assert self.device is not None
         bad: dict[str, str] = {}
         for case in task.cases:
@@ -275,27 +227,25 @@ class Work:
                     bad[each.name] = f"{case.id}: {found}"
         return bad
 
-    def _flex(self, task: FlexTask) -> int:
-        """How many were compiled."""
-        from flashgen.bench.fa_cases import FLEX, FLEX_TUNED
-        from flashgen.bench.fa_peers import peers_of
-
+    def _compile(self, task: CompileTask) -> int:
+        """For how many cases FlexAttention was compiled."""
         assert self.device is not None
         count = 0
         for case in task.cases:
             self._forget()
             arguments = draw_sets(case, 0, self.device)[0]
-            for peer in peers_of(case, arguments):
-                if peer.name in (FLEX, FLEX_TUNED):
-                    self.say(f"compiling {peer.name} of {case.id}", PEER_S)
-                    with suppress(Exception):  # timing meets it again, and records it
-                        peer.build()(arguments)
-                        count += 1
+            flexes = [p for p in peers_of(case, arguments) if p.name in (FLEX, FLEX_TUNED)]
+            others = self._outside(case, task.outside)
+            for each in (*flexes, *others):
+                if each.name in task.skip.get(case.id, ()):
+                    continue
+                self.say(f"compiling {each.name} of {case.id}", PEER_S)
+                with suppress(Exception):  # timing meets it again, and records it
+                    each.build()(arguments)
+                    count += each in flexes
         return count
 
     def _ceilings(self, task: CeilingsTask) -> tuple[Ceiling, ...]:
-        from flashgen.bench.ceilings import measure_ceilings, measure_settled
-
         assert self.clock is not None and self.device is not None
         self.say("measuring ceilings", PEER_S)
         return (
@@ -305,8 +255,6 @@ class Work:
 
 
 def _contestant(entrant: Entrant) -> Contestant:
-    from flashgen.bench.peers import Contestant
-
     return Contestant(entrant.name, entrant_builder(entrant), graph=False)
 
 
@@ -331,8 +279,6 @@ def entrant_builder(entrant: Entrant) -> Callable[[], Attend]:
     """AnotherKernelError at the first call if the module's host code takes another kernel."""
 
     def build() -> Attend:
-        from flashgen.bench.gluon_first import counted
-
         attention = entrant.candidates.attention(entrant.schedule)
         launched = counted(attention)
 
@@ -347,13 +293,24 @@ def entrant_builder(entrant: Entrant) -> Callable[[], Attend]:
     return build
 
 
+def outside_contestant(outside: Outside, case: FaCase) -> Contestant | None:
+    """None where it does not serve the case."""
+    try:
+        attend = outside.attend(case)
+    except Exception as error:  # it belongs to this contestant
+        failure = error
+
+        def fail() -> Attend:
+            raise failure
+
+        return Contestant(outside.name, fail)
+    if attend is None:
+        return None
+    return Contestant(outside.name, lambda: lambda a: attend(a.q, a.k, a.v, **a.others))
+
+
 def draw_sets(case: FaCase, l2_bytes: int, device: torch.device) -> list[Arguments]:
     """Random tensors; a sink has values that bf16 holds, since some peers take no others."""
-    import torch
-
-    from flashgen.bench.cases import TOKENS
-    from flashgen.tune.tensors import argument_bytes, document_ids, draw, sets_needed, slopes
-
     spec, shape = case.spec, case.shape
     given: dict[str, torch.Tensor] = {"slopes": slopes(shape.q_heads)}
     if case.documents:
@@ -373,8 +330,6 @@ def draw_sets(case: FaCase, l2_bytes: int, device: torch.device) -> list[Argumen
 
 def joined(fields: Sequence[Field]) -> Field:
     """Those of the case, and those of the plain case beside it."""
-    from flashgen.bench.contest import Field
-
     ready = {name: each for field in fields for name, each in field.ready.items()}
     bursts = {name: shortened(each) for field in fields for name, each in field.bursts.items()}
     return Field(ready, bursts)
@@ -386,17 +341,16 @@ def shortened(burst: Burst) -> Burst:
     return replace(burst, replays=max(1, min(burst.replays, most)))
 
 
-def race(field: Field, clock: Clock) -> tuple[Result, ...]:
+def race(field: Field, clock: Clock, *, rounds: int = ROUNDS) -> tuple[Result, ...]:
     """Who is far behind is timed in fewer rounds, which leaves time for the others."""
-    from flashgen.bench.contest import Field
-
     fastest = min((each.estimate_ms for each in field.bursts.values()), default=0.0)
     slow = {n for n, each in field.bursts.items() if each.estimate_ms > SLOW * fastest}
     results: dict[str, Result] = {}
-    for names, rounds in ((field.ready.keys() - slow, ROUNDS), (slow, SLOW_ROUNDS)):
+    parts = ((field.ready.keys() - slow, rounds), (slow, min(rounds, SLOW_ROUNDS)))
+    for names, number in parts:
         part = Field(
             {name: each for name, each in field.ready.items() if name in names},
             {name: each for name, each in field.bursts.items() if name in names},
         )
-        results |= {each.name: each for each in part.race(clock, rounds=rounds)}
+        results |= {each.name: each for each in part.race(clock, rounds=number)}
     return tuple(results[name] for name in field.ready)

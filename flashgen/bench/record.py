@@ -102,11 +102,23 @@ class Ceiling:
 
 
 @dataclass(frozen=True)
+class Part:
+    """An earlier command that a record goes on from, and what it prepared."""
+
+    command: str
+    started: str
+    seconds: float
+    preparation: str = ""
+
+
+@dataclass(frozen=True)
 class Record:
     """A suite's part of a run.
 
     `not_run`: what was left out, and why; `complete`: it came to its end. `run`: the same in the
     records of all `suites` of one run; `preparation`: what was compiled before anything was timed.
+    `parts`: the commands before this one whose results are here too, with this one's GPU and
+    versions.
     """
 
     suite: str
@@ -122,11 +134,16 @@ class Record:
     run: str = ""
     suites: tuple[str, ...] = ()
     preparation: str = ""
+    parts: tuple[Part, ...] = ()
     version: int = RECORD_VERSION
 
     def ceiling(self, name: str) -> float | None:
         """The best reading of a ceiling; None where it was not measured."""
         return next((c.best for c in self.ceilings if c.name == name and c.values), None)
+
+    def case(self, case_id: str) -> CaseRecord | None:
+        """The case of this id; None where it has no results."""
+        return next((case for case in self.cases if case.id == case_id), None)
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -150,6 +167,7 @@ class Record:
                     "cases": tuple(_case(each) for each in data["cases"]),
                     "not_run": tuple(data["not_run"]),
                     "suites": tuple(data.get("suites", ())),  # not in records of one suite, once
+                    "parts": tuple(Part(**each) for each in data.get("parts", ())),
                 }
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:

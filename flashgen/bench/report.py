@@ -118,6 +118,10 @@ def _of_run(record: Record) -> list[str]:
         )
     if record.preparation:
         lines.append(f"- before anything was timed: {record.preparation}")
+    lines += [
+        f"- goes on from {part.started}, {part.seconds:.0f} s: `{part.command}`; {part.preparation}"
+        for part in record.parts
+    ]
     return lines
 
 

@@ -44,8 +44,13 @@ class Run:
         return time.monotonic() - self.began
 
     def add(self, case: CaseRecord) -> None:
-        """Keep a case's results."""
-        self.record = replace(self.record, cases=(*self.record.cases, case))
+        """Keep a case's results, in the place of those that it had."""
+        known = [each.id for each in self.record.cases]
+        cases = [case if each.id == case.id else each for each in self.record.cases]
+        if case.id not in known:
+            cases.append(case)
+        left = [text for text in self.record.not_run if not text.startswith(f"{case.id}: ")]
+        self.record = replace(self.record, cases=tuple(cases), not_run=tuple(left))
         self.say(f"{self.seconds:6.1f} s  {progress_line(case)}")
         self.save()
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from flashgen.bench.fa_cases import find
-from flashgen.bench.fa_report import OURS
+from flashgen.bench.fa_figures import OURS
 from flashgen.bench.fa_schedules import schedules_for
 from flashgen.bench.markdown import number, table
 from flashgen.bench.ranking import MIN_CORRELATION, Ranking, rank

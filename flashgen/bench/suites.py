@@ -18,11 +18,14 @@ from flashgen.bench.contest import DeviceLostError
 from flashgen.bench.counters_suite import run_counters
 from flashgen.bench.dispatch_suite import run_dispatch
 from flashgen.bench.environment import environment
-from flashgen.bench.fa_suite import run_fa, visible_gpus
+from flashgen.bench.fa_outside import ContestantError, Outside
+from flashgen.bench.fa_process import visible_gpus
+from flashgen.bench.fa_suite import run_fa
 from flashgen.bench.flex_suite import flex_tasks, run_flex, wanted_cases
 from flashgen.bench.orders_suite import order_plans
 from flashgen.bench.preparation import Outcome, Task, prepare
 from flashgen.bench.record import Record
+from flashgen.bench.resume import resumed
 from flashgen.bench.run import Run, Say, now
 from flashgen.bench.schedules_suite import run_plans, run_schedules
 from flashgen.bench.specs_suite import run_specs, spec_tasks
@@ -42,19 +45,22 @@ BUDGETS_S = {
     "tuner": 240.0,
     "fa-paper": 720.0,
 }
+RESUMED = ("fa-paper",)  # suites that take longer than a command may
 CEILINGS = {"specs": ("bf16", "fp16"), "flex": ("bf16",)}
 PREPARATION_SHARE = 0.45  # of the budget
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked of a run; `seconds` None: the suites' usual budgets together."""
+    """What was asked of a run; `seconds` None: the suites' usual budgets together; contestants: of
+    suite fa-paper, from outside."""
 
     suites: tuple[str, ...]
     out: Path | None = None
     only: tuple[str, ...] = ()
     seconds: float | None = None
     verify: bool = True
+    contestants: tuple[Outside, ...] = ()
 
     @property
     def budget_s(self) -> float:
@@ -63,7 +69,11 @@ class Request:
 
 
 def run_suites(request: Request, say: Say) -> tuple[Record, ...]:
-    """Run suites on the current GPU, one record each; TargetError where there is no GPU."""
+    """Run suites on the current GPU, one record each; TargetError where there is no GPU,
+    ContestantError and RecordError for what cannot take part or go on."""
+    if request.contestants and "fa-paper" not in request.suites:
+        option = request.contestants[0].option
+        raise ContestantError(option, "is for suite fa-paper", "add --suite fa-paper.")
     if not torch.cuda.is_available():
         raise TargetError("bench: no GPU here\n  hint: benchmarks run on the GPU they are about.")
     # Inductor would choose another folder in its own processes and, from then on, in this one.
@@ -81,19 +91,28 @@ def run_suites(request: Request, say: Say) -> tuple[Record, ...]:
 
 
 def new_runs(request: Request, say: Say, target: str, known: Mapping[str, str]) -> dict[str, Run]:
-    """A run for each suite: the same command, start, id and budget, and a record of its own."""
+    """A run for each suite: the same command, start, id and budget, and a record of its own, which
+    for `RESUMED` suites goes on with the one that is there; RecordError where it cannot."""
     started, began, run_id = now(), time.monotonic(), uuid.uuid4().hex[:8]
+
+    def record_of(suite: str) -> Record:
+        versions = {f"contestant {each.title}": each.version for each in request.contestants}
+        new = Record(
+            suite=suite,
+            target=target,
+            environment={**known, **versions} if suite in RESUMED else known,
+            command=command_line(request),
+            started=started,
+            run=run_id,
+            suites=request.suites,
+        )
+        if suite not in RESUMED or request.out is None:
+            return new
+        return resumed(new, request.out / target / f"{suite}.json")
+
     return {
         suite: Run(
-            Record(
-                suite=suite,
-                target=target,
-                environment=known,
-                command=command_line(request),
-                started=started,
-                run=run_id,
-                suites=request.suites,
-            ),
+            record_of(suite),
             say,
             out=request.out,
             only=request.only,
@@ -128,7 +147,8 @@ def run_all(
         elif suite == "tuner":
             run_tuner(run, device)
         elif suite == "fa-paper":
-            run_fa(run, target_of(device), visible_gpus(torch.cuda.device_count()))
+            gpus = visible_gpus(torch.cuda.device_count())
+            run_fa(run, target_of(device), gpus, outside=request.contestants)
         else:
             run_dispatch(run, device)
         run.save()
@@ -187,6 +207,8 @@ def command_line(request: Request) -> str:
         words += ["--only", text]
     if request.seconds is not None:
         words += ["--seconds", f"{request.seconds:g}"]
+    for contestant in request.contestants:
+        words += ["--contestant", contestant.option]
     if not request.verify:
         words.append("--no-verify")
     return shlex.join(words)

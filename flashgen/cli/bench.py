@@ -56,6 +56,14 @@ def bench(
             help="Begin no case later than this. [default: by suite, 180 to 720]",
         ),
     ] = None,
+    contestant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE.py:FUNCTION",
+            help="Suite fa-paper: time a function of a file, too; repeatable. See "
+            "benchmarks/README.md for how it is called.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Suite specs: build and verify each spec first.")
     ] = True,
@@ -71,10 +79,13 @@ def bench(
 
         records: tuple[Record, ...] = (load(render),)
     else:
+        from flashgen.bench.fa_outside import contestants_of
         from flashgen.bench.suites import Request, run_suites
 
         suites = tuple(dict.fromkeys(each.value for each in suite or [Suite.SPECS]))
-        request = Request(suites, out, tuple(only or ()), seconds, verify)
+        request = Request(
+            suites, out, tuple(only or ()), seconds, verify, contestants_of(contestant or [])
+        )
         records = run_suites(request, lambda line: typer.echo(line, err=True))
     typer.echo(_as_json(records) if json else _as_tables(records), nl=False)
     wrong = [case_id for record in records for case_id in record.wrong]

@@ -30,6 +30,7 @@ from flashgen.tune.processes import Child, ChildEndedError, cores, ending
 JOB_LIMIT_S = 45.0  # the slowest seen take 7 s on one core; a few tiles send ptxas astray
 GRACE_S = 5.0  # for a compiler that does not let itself be interrupted, beyond the limit
 ENDED = "the compiling process ended early"
+LATE = "not compiled in time"  # which says nothing of the schedule
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Compiling:
                 if left <= 0:
                     break
                 self._news.wait(min(left, threading.TIMEOUT_MAX))
-            late = Compiled(0.0, error=self._ended or "not compiled in time")
+            late = Compiled(0.0, error=self._ended or LATE)
             return {job: self._done.get(number, late) for number, job in numbers.items()}
 
     def _send(self, message: object) -> None:

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fa_played import a_run, answer
 from fake_clock import FakeClock
 
 from flashgen import reference
-from flashgen.bench import fa_cases, fa_peers, fa_suite, fa_worker
+from flashgen.bench import fa_cases, fa_peers, fa_process, fa_worker
 from flashgen.bench.cases import HEAD_DIMS
 from flashgen.bench.fa_cases import FA3, FLEX, FLEX_TUNED, GRID, VARIANT, FaCase, grid, variants
+from flashgen.bench.fa_entrants import Group, groups_of
+from flashgen.bench.fa_figures import lost, peer_ratio, rate_of
 from flashgen.bench.fa_peers import FaFlex, fa3, peers_of, scaled_rates, sdpa
-from flashgen.bench.fa_report import fa_parts, lost, peer_ratio, rate_of
+from flashgen.bench.fa_process import LostError, Worker, visible_gpus
+from flashgen.bench.fa_report import fa_parts
 from flashgen.bench.fa_schedules import WIDE_CASES, schedules_for
-from flashgen.bench.fa_suite import LostError, groups_of, run_fa, visible_gpus
-from flashgen.bench.fa_worker import (
-    CeilingsTask,
+from flashgen.bench.fa_tasks import (
+    ROUNDS,
+    SLOW_ROUNDS,
     CheckTask,
-    FlexTask,
+    CompileTask,
     SettleTask,
     TimeTask,
-    Work,
-    draw_sets,
 )
-from flashgen.bench.record import CaseRecord, Ceiling, Record, Result, load
+from flashgen.bench.fa_worker import Work, draw_sets
+from flashgen.bench.record import CaseRecord, Record, Result, load
 from flashgen.bench.report import render
-from flashgen.bench.run import Run
 from flashgen.problem import Problem
 from flashgen.schedule.space import check
+from flashgen.spec.parts import Shape
 from flashgen.target import get_target
-from flashgen.tune.ahead import Compiled
 from flashgen.tune.summary import summarise
 
 CPU = torch.device("cpu")
@@ -207,12 +209,12 @@ def test_who_is_not_here_is_scaled_from_who_is() -> None:
 # ---- a process, played here
 
 
-def a_group(case: FaCase) -> fa_suite.Group:
+def a_group(case: FaCase) -> Group:
     (group,) = groups_of([case], H200)
     return group
 
 
-def portable_only(group: fa_suite.Group) -> tuple[Any, ...]:
+def portable_only(group: Group) -> tuple[Any, ...]:
     (of_case,) = group.entrants.values()
     return tuple(each for each in of_case if each.schedule.family == "triton")
 
@@ -260,7 +262,7 @@ def test_a_wrong_schedule_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("uncompiled")
 def test_flex_is_compiled_beforehand() -> None:
-    assert played([]).do(FlexTask((KINDS["causal"], KINDS["bias"]))) == 3
+    assert played([]).do(CompileTask((KINDS["causal"], KINDS["bias"]))) == 3
 
 
 def test_who_is_far_behind_is_timed_in_fewer_rounds() -> None:
@@ -280,98 +282,11 @@ def test_who_is_far_behind_is_timed_in_fewer_rounds() -> None:
     }
     ready = {name: _Ready(lambda a: a.q, 0.0, None) for name in bursts}  # type: ignore[arg-type]
     results = fa_worker.race(Field(ready, bursts), FakeClock())
-    assert calls == {"quick": fa_worker.ROUNDS, "slow": fa_worker.SLOW_ROUNDS}
+    assert calls == {"quick": ROUNDS, "slow": SLOW_ROUNDS}
     assert [each.name for each in results] == ["quick", "slow"]
 
 
 # ---- the run, with processes that are played
-
-
-class Helper:
-    """Compiles nothing; what `bad` names does not compile."""
-
-    def __init__(self, bad: str = "nothing") -> None:
-        self.bad = bad
-
-    def __enter__(self) -> Helper:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def submit(self, jobs: Any) -> None:
-        pass
-
-    def wait_for(self, jobs: Any, until: float) -> dict[Any, Compiled]:
-        return {
-            job: Compiled(1.0, error="spills" if self.bad in str(job.schedule) else None)
-            for job in jobs
-        }
-
-
-class Player:
-    """Answers as a process would; `behaviour` says what becomes of a task."""
-
-    def __init__(self, behaviour: Callable[[object], Any]) -> None:
-        self.behaviour = behaviour
-
-    def ask(self, task: object, until: float) -> Any:
-        return self.behaviour(task)
-
-    def close(self) -> None:
-        pass
-
-
-def answer(task: object) -> Any:
-    """Everything is right; times are made up from the names."""
-    if isinstance(task, CeilingsTask):
-        return (Ceiling("matmul bf16", "TFLOP/s", (800.0,)), Ceiling("copy", "TB/s", (4.3,)))
-    if isinstance(task, CheckTask):
-        return {}
-    if isinstance(task, FlexTask):
-        return len(task.cases)
-    if isinstance(task, SettleTask):
-        return dict.fromkeys(task.names, 1.25)
-    assert isinstance(task, TimeTask)
-    case = task.case
-    names = [each.name for each in task.ours] + [
-        name
-        for name in ("sdpa_flash", "sdpa_cudnn", FA3, FLEX, "fa3 plain causal")
-        if name not in task.skip
-    ]
-    flops = 10**12
-    return CaseRecord(
-        id=case.id,
-        group=case.group,
-        spec=case.spec.display_name,
-        shape={"q_len": case.length},
-        dtype="bf16",
-        matmul_flops=flops,
-        results=tuple(
-            Result(name, ms=summarise([1.0 + 0.1 * place])) for place, name in enumerate(names)
-        ),
-        facts={"plain flops": 2 * flops, "schedules": {}},
-    )
-
-
-def a_run(
-    tmp_path: Path, behaviour: Callable[[object], Any] = answer, **more: Any
-) -> tuple[Run, list[str]]:
-    said: list[str] = []
-    bad = more.pop("bad", "nothing")
-    gpus = more.pop("gpus", ["0"])
-    record = Record("fa-paper", "nvidia-h200", {"gpu": "none"}, "flashgen bench", "2026-11-30")
-    options = {"budget_s": 1e5, "only": ("d128/n8192",)} | more
-    run = Run(record, said.append, out=tmp_path, **options)
-    run_fa(
-        run,
-        H200,
-        gpus,
-        start=lambda gpu, environment: Player(behaviour),
-        compiling=lambda: Helper(bad),  # type: ignore[arg-type, return-value]
-    )
-    run.finish()
-    return run, said
 
 
 def test_a_whole_run_has_every_case_once_and_its_tables(tmp_path: Path) -> None:
@@ -457,7 +372,7 @@ def test_a_process_that_dies_while_timing_costs_its_case_only(tmp_path: Path) ->
 def test_no_case_begins_when_the_budget_is_spent(tmp_path: Path) -> None:
     run, _ = a_run(tmp_path, budget_s=5.0)
     assert run.record.cases == ()
-    assert len(run.record.not_run) == 5
+    assert len(run.record.not_run) == 5  # and no repeated runs of what has no first one
     assert "the budget of 5 s was spent" in render(run.record)
 
 
@@ -468,8 +383,11 @@ def test_time_is_kept_for_cases_not_for_load(tmp_path: Path) -> None:
         seen.append(task)
         return answer(task)
 
-    a_run(tmp_path, behaviour, budget_s=40.0)  # 12 s for each case to come
-    assert sum(isinstance(task, SettleTask) for task in seen) == 3
+    a_run(tmp_path, behaviour, budget_s=40.0)  # 12 s for each case that has no results
+    timed = [task for task in seen if isinstance(task, TimeTask | SettleTask)]
+    first = next(i for i, task in enumerate(timed) if isinstance(task, SettleTask))
+    assert first == 3
+    assert sum(isinstance(task, SettleTask) for task in timed) == 5  # in repeated runs, the rest
 
 
 # ---- processes that are real
@@ -502,9 +420,9 @@ def find(channel: Any) -> None:
 def test_a_process_that_does_not_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch, main: Callable[..., None], step: str, reason: str
 ) -> None:
-    monkeypatch.setattr(fa_suite, "MAIN", f"{__name__}:{main.__name__}")
+    monkeypatch.setattr(fa_process, "MAIN", f"{__name__}:{main.__name__}")
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    worker = fa_suite.Worker("0")
+    worker = Worker("0")
     try:
         with pytest.raises(LostError, match=reason) as caught:
             worker.ask("task", time.monotonic() + 60)
@@ -514,9 +432,9 @@ def test_a_process_that_does_not_answer_is_lost(
 
 
 def test_a_process_is_ended_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fa_suite, "MAIN", f"{__name__}:{find.__name__}")
+    monkeypatch.setattr(fa_process, "MAIN", f"{__name__}:{find.__name__}")
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    worker = fa_suite.Worker("0")
+    worker = Worker("0")
     try:
         assert worker.ask("an answer", time.monotonic() + 60) == "an answer"
         with pytest.raises(LostError, match="the time was over"):
@@ -540,7 +458,7 @@ def a_case(group: str, results: Mapping[str, float], **facts: Any) -> CaseRecord
         id=f"{group}/d128/n8192/causal",
         group=group,
         spec="a",
-        shape={"q_len": 8192},
+        shape=asdict(Shape(2, 16, 16, 8192, 8192)),
         dtype="bf16",
         matmul_flops=10**12,
         results=tuple(Result(name, ms=summarise([ms])) for name, ms in results.items()),
@@ -561,8 +479,9 @@ def test_what_a_variant_costs_is_per_visible_pair() -> None:
     assert lost(case) == pytest.approx(0.2)  # 1000 against 1250 TFLOP/s
     assert lost(a_case(VARIANT, {"flashgen a": 1.0, "flex": 2.0})) is None
     record = Record("fa-paper", "nvidia-h200", {}, "", "", cases=(case,))
-    (table,) = [part for part in fa_parts(record) if part.startswith("## Variants")]
-    assert "| **1000** |" in table and "| **20.0%** |" in table and "| 1250 |" in table
+    cost, rates = (part for part in fa_parts(record) if part.startswith("## Variants"))
+    assert "| 20.0% |" in cost
+    assert "| **1000** |" in rates and "| 1250 |" in rates
 
 
 def test_peers_are_looked_up_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
