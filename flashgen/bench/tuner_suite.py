@@ -30,7 +30,6 @@ from flashgen.compiler.choose import target_of
 from flashgen.errors import FlashgenError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import replace_file
-from flashgen.schedule.families import PORTABLE
 from flashgen.schedule.model import Schedule, bucket_of
 from flashgen.schedule.space import enumerate_space
 from flashgen.spec.parse import load_spec
@@ -156,7 +155,7 @@ def record_of(
 ) -> CaseRecord:
     """The case with everything that its table shows."""
     bucket = bucket_of(data.shape.q_len, data.shape.kv_len)
-    space = enumerate_space(Problem(data.spec, target), bucket, (PORTABLE,))
+    space = enumerate_space(Problem(data.spec, target), bucket)
     states: dict[str, int] = {}
     for each in data.found.values():
         states[each.state] = states.get(each.state, 0) + 1
