@@ -24,6 +24,7 @@ from flashgen.bench.specs_suite import case_id
 from flashgen.bench.work import case_record, count_work
 from flashgen.compiler.choose import target_of, unserved_features
 from flashgen.problem import Problem
+from flashgen.schedule.families import PORTABLE
 from flashgen.schedule.model import Schedule, bucket_of
 from flashgen.schedule.space import default_schedule, enumerate_space
 from flashgen.spec.model import AttentionSpec
@@ -83,7 +84,7 @@ def plans(target: Target, *, count: int = COUNT) -> list[Plan]:
 def plan_of(spec: AttentionSpec, shape: Shape, target: Target, *, count: int = COUNT) -> Plan:
     """The sample of one spec's space."""
     problem, bucket = Problem(spec, target), bucket_of(shape.q_len, shape.kv_len)
-    feasible = enumerate_space(problem, bucket).feasible
+    feasible = enumerate_space(problem, bucket, (PORTABLE,)).feasible
     return Plan(spec, shape, sample(feasible, default_schedule(problem, bucket), count))
 
 

@@ -30,6 +30,7 @@ from flashgen.compiler.choose import target_of
 from flashgen.errors import FlashgenError
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import replace_file
+from flashgen.schedule.families import PORTABLE
 from flashgen.schedule.model import Schedule, bucket_of
 from flashgen.schedule.space import enumerate_space
 from flashgen.spec.parse import load_spec
@@ -155,7 +156,7 @@ def record_of(
 ) -> CaseRecord:
     """The case with everything that its table shows."""
     bucket = bucket_of(data.shape.q_len, data.shape.kv_len)
-    space = enumerate_space(Problem(data.spec, target), bucket)
+    space = enumerate_space(Problem(data.spec, target), bucket, (PORTABLE,))
     states: dict[str, int] = {}
     for each in data.found.values():
         states[each.state] = states.get(each.state, 0) + 1
@@ -284,6 +285,7 @@ def tune_command(data: Exhaustive, folder: Path) -> Sequence[str]:
     s = data.shape
     sizes = ",".join(map(str, (s.batch, s.q_heads, s.kv_heads, s.q_len, s.kv_len)))
     options = ["--shape", sizes, "--seconds", f"{TUNE_S:g}", "--out", str(folder / "tables")]
+    options += ["--family", PORTABLE]  # of which every schedule was timed
     return [sys.executable, "-m", "flashgen", "tune", str(path), *options, "--json"]
 
 

@@ -12,7 +12,10 @@ import typer
 
 from flashgen import settings
 from flashgen.cli.output import say
-from flashgen.errors import ScheduleError, SpecError, SpecProblem
+from flashgen.compiler.arguments import family_argument
+from flashgen.errors import FlashgenError, ScheduleError, SpecError, SpecProblem
+from flashgen.schedule.families import FAMILIES
+from flashgen.schedule.model import Family
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.spec.parse import load_spec
 
@@ -27,6 +30,27 @@ SpecArgument = Annotated[
 TargetOption = Annotated[
     str | None,
     typer.Option("--target", metavar="ID", help="GPU to compile for; `flashgen list --targets`."),
+]
+
+
+def _family(text: str) -> Family:
+    """BadParameter for no family of kernels."""
+    try:
+        found = family_argument(text)
+    except FlashgenError as error:
+        raise typer.BadParameter(str(error).removeprefix("family: ")) from None
+    assert found is not None
+    return found
+
+
+FamilyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="|".join(FAMILIES),
+        parser=_family,
+        help="Kernels of this family alone, where it serves the spec.",
+    ),
 ]
 SHAPE_FIELDS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashgen.cli.arguments import (
+    FamilyOption,
     JsonOption,
     TargetOption,
     find_spec,
@@ -77,6 +78,7 @@ def tune(
     sampler: Annotated[
         str, typer.Option(help="What proposes schedules: model, tpe or random.")
     ] = "model",
+    family: FamilyOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -133,6 +135,7 @@ def tune(
         devices=numbers,
         storage=storage,
         sampler=sampler,
+        family=family,
         out=out,
         retry_failed=retry_failed,
         write=not diff,

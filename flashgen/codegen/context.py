@@ -41,7 +41,7 @@ from flashgen.passes.visibility import Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST, vis
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule
 from flashgen.schedule.on_chip import installed_triton
-from flashgen.schedule.sm90 import portable_schedule
+from flashgen.schedule.space import portable_schedule
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Input

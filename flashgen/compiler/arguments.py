@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashgen.errors import FlashgenError, ScheduleError, TargetError
-from flashgen.schedule.model import Schedule
+from flashgen.schedule.families import FAMILIES
+from flashgen.schedule.model import Family, Schedule
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.target import Target, get_target
 
@@ -36,6 +37,14 @@ def target_argument(target: object) -> Target | None:
         f"target: got {type(target).__name__}, expected the id of a GPU, a Target or None\n"
         "  hint: `flashgen list --targets` shows the ids."
     )
+
+
+def family_argument(family: object) -> Family | None:
+    """The name of a family of kernels; None for none, which leaves the choice to flashgen."""
+    found = next((each for each in FAMILIES if each == family), None)
+    if family is not None and found is None:
+        raise FlashgenError(f"family: got {family!r}, expected one of {', '.join(FAMILIES)}")
+    return found
 
 
 def schedule_argument(schedule: object) -> Schedule | None:

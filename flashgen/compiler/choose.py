@@ -14,12 +14,13 @@ from flashgen.fingerprint import fingerprint
 from flashgen.runtime import artifact
 from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.runtime.said import say_once
+from flashgen.schedule.families import gluon_missing
 from flashgen.schedule.model import HOPPER, Bucket, Schedule, all_buckets
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Paged
 from flashgen.target import TARGETS, Target, get_target, target_from_device_name
 from flashgen.tune.lookup import NOTHING, tables_of
-from flashgen.tune.toolchain import gluon_missing, version_of
+from flashgen.tune.toolchain import version_of
 from flashgen.tune.verdicts import Machine, digest_of, recall, subject_of
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
-from flashgen.schedule.model import Bucket, Schedule, all_buckets
+from flashgen.schedule.families import missing_here
+from flashgen.schedule.model import HOPPER, Bucket, Schedule, all_buckets
+from flashgen.schedule.sm90 import TMA_BYTES
 from flashgen.tune.lookup import Tables, resolve, tables_of
 from flashgen.tune.table import Entry
-from flashgen.tune.toolchain import gluon_missing
 from flashgen.tune.verdicts import HUNG
 
-TMA_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: strides and addresses are multiples
 GIVEN, UNTUNED = "given", "untuned"
 
 
@@ -112,17 +112,13 @@ def without_refused(chosen: Chosen, problem: Problem, refused: Mapping[Schedule,
 
 def _missing(problem: Problem, schedule: Schedule) -> str | None:
     """Why no schedule of the family can be used for this problem, or with this Triton."""
-    if schedule.family == "triton":
-        return None
-    target, row_bytes = problem.target, problem.head_dim_v * problem.out_elem_bytes
-    if target.arch != "sm_90":
-        return f"kernels of family {schedule.family} run on sm_90, {target.id} is {target.arch}"
-    if row_bytes % TMA_BYTES:
+    row_bytes = problem.head_dim_v * problem.out_elem_bytes
+    if schedule.family == HOPPER and problem.target.arch == "sm_90" and row_bytes % TMA_BYTES:
         return (
             f"head_dim.v {problem.head_dim_v} makes output rows of {row_bytes} B, and TMA steps by "
             f"multiples of {TMA_BYTES} B"
         )
-    return gluon_missing()
+    return missing_here(schedule.family, problem.target)
 
 
 def fallback(schedule: Schedule, reason: str) -> str:
@@ -137,12 +133,10 @@ def fallback(schedule: Schedule, reason: str) -> str:
 
 
 def portable(problem: Problem, bucket: Bucket) -> Schedule:
-    """The untuned choice of the portable family."""
-    from flashgen.schedule.sm90 import portable_schedule
+    """The untuned choice, which is one of the portable family's."""
     from flashgen.schedule.space import default_schedule
 
-    found = default_schedule(problem, bucket)
-    return found if found.family == "triton" else portable_schedule(problem)
+    return default_schedule(problem, bucket)
 
 
 @dataclass(frozen=True)

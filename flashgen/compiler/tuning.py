@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashgen import settings
-from flashgen.compiler.arguments import shape_argument, spec_argument, target_argument
+from flashgen.compiler.arguments import (
+    family_argument,
+    shape_argument,
+    spec_argument,
+    target_argument,
+)
 from flashgen.compiler.choose import check_served, target_of
 from flashgen.errors import FlashgenError, TuningError
 from flashgen.problem import Problem
 from flashgen.runtime.launch import Attention, Guard, PlanFor
 from flashgen.runtime.said import say_once
+from flashgen.schedule.families import FAMILIES
 from flashgen.schedule.model import Bucket, bucket_of
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
@@ -23,7 +29,15 @@ from flashgen.target import Target
 from flashgen.tune import lookup
 from flashgen.tune.drift import Drift, check_table
 from flashgen.tune.search import Limits
-from flashgen.tune.session import MakeMeasurer, Report, Request, Result, cases_of, tune_case
+from flashgen.tune.session import (
+    MakeMeasurer,
+    Report,
+    Request,
+    Result,
+    cases_of,
+    cases_with,
+    tune_case,
+)
 from flashgen.tune.storage import need_optuna
 from flashgen.tune.strategies import SAMPLERS
 from flashgen.tune.study import Case
@@ -73,6 +87,7 @@ def tune(
     devices: str | Sequence[int] | None = None,
     storage: str | None = None,
     sampler: str = "model",
+    family: str | None = None,
     out: str | Path | None = None,
     retry_failed: bool = False,
     write: bool = True,
@@ -85,16 +100,20 @@ def tune(
     bucket, earlier runs' included (None: a fifth of the space); devices: numbers of GPUs or "all"
     (None: the current one); storage: where trials are kept (a journal file, a folder,
     postgresql://… or grpc://…; None: the user's cache); out: the folder of tables (None: the
-    user's); sampler: "model", "tpe" or "random"; retry_failed: try schedules again that failed
+    user's); sampler: "model", "tpe" or "random"; family: "triton" or "gluon_sm90", the only one
+    whose schedules are searched, beside the untuned choice (None: all that the GPU runs); buckets
+    for which it has none are left out, which is said; retry_failed: try schedules again that failed
     or did not compile; write: whether the table is written. Ctrl-C keeps the best so far and raises
     KeyboardInterrupt.
 
-    Raises TuningError where nothing can be tuned or trials cannot be kept, NotServedError,
+    Raises TuningError where nothing can be tuned, none of the family's schedules can be had, or
+    trials cannot be kept, NotServedError,
     TargetError, TableError where the table cannot be written.
     """
     check_served(spec_argument("tune", spec))
     if sampler not in SAMPLERS:
         raise FlashgenError(f"sampler: got {sampler!r}, expected one of {', '.join(SAMPLERS)}")
+    chosen_family = family_argument(family)
     need_optuna()
     numbers = _devices(devices) if make_measurer is None else _numbers(devices)
     chosen = target_argument(target) or target_of(_first(numbers, make_measurer))
@@ -110,8 +129,12 @@ def tune(
         retry_failed=retry_failed,
         exclusive=settings.in_job(),
         write=write,
+        families=FAMILIES if chosen_family is None else (chosen_family,),
     )
-    return _tuned(problem, cases_of(problem, device, checked), request, make_measurer, report)
+    cases = cases_of(problem, device, checked)
+    if chosen_family is not None:
+        cases = cases_with(problem, cases, chosen_family)
+    return _tuned(problem, cases, request, make_measurer, report)
 
 
 def _tuned(

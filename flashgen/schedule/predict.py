@@ -21,7 +21,7 @@ from functools import cache
 
 import sympy as sp
 
-from flashgen.passes.count import Inputs, Walks, visible_pairs, visits, walks
+from flashgen.passes.count import Inputs, Visits, Walks, visible_pairs, visits, walks
 from flashgen.problem import Problem
 from flashgen.schedule.budget import Budget, budget_for
 from flashgen.schedule.dram import dram_bytes_model, for_shape, grid_programs
@@ -144,15 +144,9 @@ def predict(
     """The prediction with its parts; inputs: what the mask reads, where it is known."""
     schedule = for_shape(problem, schedule, shape)
     needs = budget_for(problem, schedule)
-    walked = walks(problem.spec, shape, schedule.block_m, schedule.block_n, inputs)
-    seen = visits(
-        problem.spec,
-        shape,
-        schedule.block_m,
-        schedule.block_n,
-        inputs,
-        num_kv_splits=schedule.splits,
-    )
+    tile = schedule.block_m, schedule.block_n
+    walked = _walks(problem.spec, shape, *tile, inputs)
+    seen = _visits(problem.spec, shape, *tile, schedule.splits, inputs)
     figures = needs.figures(
         schedule,
         shape,
@@ -190,7 +184,7 @@ def _on_hopper(
     problem: Problem, schedule: Schedule, shape: Shape, walked: Walks, inputs: Inputs | None
 ) -> tuple[Step, int, float, float]:
     """(step of a warpgroup, programs an SM holds, cycles, waves) of the family gluon_sm90."""
-    rows = walks(problem.spec, shape, WGMMA_ROWS, schedule.block_n, inputs)
+    rows = _walks(problem.spec, shape, WGMMA_ROWS, schedule.block_n, inputs)
     found = hopper_work(
         problem,
         schedule,
@@ -201,6 +195,38 @@ def _on_hopper(
     )
     step = Step(found.matmul, found.softmax, 0.0, found.copy, found.waiting)
     return step, 1, found.cycles, found.waves
+
+
+def _walks(
+    spec: AttentionSpec, shape: Shape, block_m: int, block_n: int, inputs: Inputs | None
+) -> Walks:
+    if inputs is None:
+        return _walks_unknown(spec, shape, block_m, block_n)
+    return walks(spec, shape, block_m, block_n, inputs)
+
+
+def _visits(
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    num_kv_splits: int,
+    inputs: Inputs | None,
+) -> Visits:
+    if inputs is None:
+        return _visits_unknown(spec, shape, block_m, block_n, num_kv_splits)
+    return visits(spec, shape, block_m, block_n, inputs, num_kv_splits=num_kv_splits)
+
+
+# Inputs not known: many schedules share a tile.
+_walks_unknown = cache(walks)
+
+
+@cache
+def _visits_unknown(
+    spec: AttentionSpec, shape: Shape, block_m: int, block_n: int, num_kv_splits: int
+) -> Visits:
+    return visits(spec, shape, block_m, block_n, num_kv_splits=num_kv_splits)
 
 
 @cache

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import sympy as sp
 from numpy.typing import NDArray
 
 from flashgen.dtypes import get_dtype
@@ -42,7 +43,8 @@ class HopperCosts:
     overlap: Mapping[int, float] = field(  # consumer warpgroups -> p of the p-norm
         hash=False, default_factory=lambda: {2: 2.05, 3: 2.6}
     )
-    step: float = 170.0  # barriers of a key tile, for each warpgroup
+    step: float = 155.0  # barriers of a key tile, for each warpgroup
+    ring: float = 30.0  # a step's, for one stage: that more are a little better was not measured
     # What a query tile costs beside its steps and half of its rows in and out.
     tile: Mapping[Scheduler, float] = field(
         hash=False, default_factory=lambda: {"grid": 7500.0, "static": 2750.0, "dynamic": 3300.0}
@@ -57,12 +59,13 @@ class HopperCosts:
     dense_bytes: float = 5.7  # of inputs with an element for each score: loads that nothing hides
     l2_bytes: float = 44.0
     load_latency: float = 850.0
-    spills: float = 1.5  # times as long; such machine code is refused where it is compiled
 
 
 HOPPER_COSTS = HopperCosts()
-# Registers of a consumer beside its tiles. With more of them too few, ptxas was seen to spill.
-OTHER_REGS = 16
+# Registers of a consumer beside its tiles, as ptxas of Triton 3.7 needed them in 94 kernels of
+# plain attention (head dims 64 and 128, with and without a causal mask).
+OTHER_REGS, MASK_REGS, OWN_OUT_REGS = 28, 6, -2
+SCHEDULER_REGS: Mapping[Scheduler, int] = {"grid": 0, "static": 4, "dynamic": 5}
 
 
 @dataclass(frozen=True)
@@ -96,20 +99,23 @@ def hopper_work(
     masked = costs.mask * sm90.ROWS * schedule.block_n / costs.instructions
     partial = of_warpgroups.total - of_warpgroups.full
     steps = (of_warpgroups.total * step + partial * masked) / max(1, of_tiles.query_tiles)
-    if likely_spills(schedule, problem):
-        steps *= costs.spills
     cycles, waves = _makespan(problem, schedule, shape, of_tiles, steps, costs)
     hidden = (matmul**2 + softmax**2) ** 0.5
     return HopperWork(matmul, softmax, copy, max(0.0, step - hidden), cycles, waves)
 
 
 def likely_spills(schedule: Schedule, problem: Problem) -> bool:
-    """Whether a consumer wants more registers than it has, for all that is known uncompiled."""
-    own = schedule.sm90 or Sm90()
+    """Whether a consumer wants more registers than it has, for all that is known uncompiled: what
+    spills is refused where it is compiled, so times are those of kernels that do not."""
+    own, consumers = schedule.sm90 or Sm90(), schedule.consumers
+    masked = visibility(problem.spec).predicate != sp.true
     wanted = sm90.least_regs_per_thread(schedule, problem) + OTHER_REGS
-    if own.q_buffers > 1:  # scores of two tiles at a time
-        wanted += sm90.ROWS * schedule.block_n // 128
-    return wanted > sm90.REGISTERS[schedule.consumers][0]
+    wanted += SCHEDULER_REGS[own.scheduler] + MASK_REGS * masked + OWN_OUT_REGS * own.separate_out
+    if own.q_buffers > 1:  # the next tile's scores in the place of this one's probabilities
+        wanted += sm90.ROWS * schedule.block_n // 256
+        if masked and consumers == max(sm90.REGISTERS):  # all of these spilled
+            return True
+    return wanted > sm90.REGISTERS[consumers][0]
 
 
 def _step(
@@ -125,7 +131,7 @@ def _step(
     softmax = scores * (exps / costs.exps + instructions / costs.instructions)
     softmax += scores * _dense_bytes(problem) / costs.dense_bytes
     p, consumers = costs.overlap[schedule.consumers], schedule.consumers
-    step = (matmul**p + softmax**p) ** (1 / p) + costs.step
+    step = (matmul**p + softmax**p) ** (1 / p) + costs.step + costs.ring / schedule.num_stages
     copy = schedule.block_n * dims * problem.kv_elem_bytes / costs.l2_bytes
     ahead = (schedule.num_stages - 1) * step * consumers
     step += max(0.0, costs.load_latency + copy - ahead) / consumers

@@ -1,4 +1,4 @@
-"""The family gluon_sm90: what its kernels need, when they can be used, what serves beside them."""
+"""The family gluon_sm90: what its kernels need, and when they can be used."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ MAX_HEAD_DIM = 256
 MAX_STAGES = 4
 MAX_Q_BUFFERS = 2
 BLOCKS_N: tuple[int, ...] = (64, 128)
+TMA_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: strides and addresses are multiples
 
 
-def check(schedule: Schedule, problem: Problem) -> Rejection | None:
-    """Why a schedule of the family cannot be used for `problem`, or None if it can."""
-    return next(_rejections(schedule, problem), None)
+def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) -> Rejection | None:
+    """Why a schedule of the family cannot be used for `problem` (on shapes of `bucket`), or None
+    if it can."""
+    return next(_rejections(schedule, problem, bucket), None)
 
 
-def _rejections(schedule: Schedule, problem: Problem) -> Iterator[Rejection]:
-    yield from _unserved(problem)
+def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Iterator[Rejection]:
+    yield from unserved(problem, bucket)
     own = schedule.sm90 or Sm90()
     if schedule.kernel != "loop":
         yield Rejection("kernel of gluon_sm90: single_tile", 0, 0, "not served")
@@ -59,26 +61,41 @@ def _rejections(schedule: Schedule, problem: Problem) -> Iterator[Rejection]:
 
 def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     """Every schedule of the family for `bucket`, feasible or not; none for short lengths."""
-    if bucket.q_len_max is not None or bucket.kernel == "single_tile":
+    if is_short(bucket):
         return
     for consumers, block_n, num_stages in product(REGISTERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
-        for scheduler, separate_out, group_mb in product(SCHEDULERS, (False, True), GROUPS_MB):
+        for own in _OWN:
             yield Schedule(
                 family="gluon_sm90",
                 block_m=ROWS * consumers,
                 block_n=block_n,
                 num_warps=4 * (consumers + 1),
                 num_stages=num_stages,
-                sm90=Sm90(scheduler=scheduler, separate_out=separate_out, group_mb=group_mb),
+                sm90=own,
             )
 
 
 GROUPS_MB = (4, 32)
+# A program for one tile has use for one q buffer, and more than one need an output buffer.
+_OWN: tuple[Sm90, ...] = tuple(
+    Sm90(scheduler=scheduler, q_buffers=q_buffers, separate_out=separate_out, group_mb=group_mb)
+    for scheduler, q_buffers, separate_out, group_mb in product(
+        SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), (False, True), GROUPS_MB
+    )
+    if q_buffers == 1 or (separate_out and scheduler != "grid")
+)
 
 
-def _unserved(problem: Problem) -> Iterator[Rejection]:
+def is_short(bucket: Bucket) -> bool:
+    """Whether tiles of 128 rows and more would be mostly empty, or one tile holds all keys."""
+    return bucket.q_len_max is not None or bucket.kernel == "single_tile"
+
+
+def unserved(problem: Problem, bucket: Bucket | None = None) -> Iterator[Rejection]:
     """What the family does not serve, whatever the schedule."""
     spec, target = problem.spec, problem.target
+    if bucket is not None and is_short(bucket):
+        yield Rejection(f"{bucket} in gluon_sm90", 0, 0, "not served")
     if target.arch != "sm_90":
         yield Rejection(f"family gluon_sm90 on {target.arch}", 0, 0, "not served")
     if spec.dtype.q not in {"fp16", "bf16"} or not spec.dtype.q == spec.dtype.kv == spec.dtype.out:
@@ -88,6 +105,7 @@ def _unserved(problem: Problem) -> Iterator[Rejection]:
     widest = max(problem.head_dim_qk, problem.head_dim_v)
     if widest > MAX_HEAD_DIM:
         yield Rejection("head_dim of gluon_sm90", widest, MAX_HEAD_DIM)
+    yield from _rows_that_tma_cannot_step_by(problem, searched=bucket is not None)
     if spec.kv_lens != "none":
         yield Rejection("kv_lens of gluon_sm90", 0, 0, "not served")
     spans = visibility(spec).spans
@@ -99,6 +117,17 @@ def _unserved(problem: Problem) -> Iterator[Rejection]:
         yield Rejection("documents of each head in gluon_sm90", 0, 0, "not served")
     if any(span.scan and span.never_full for span in spans):
         yield Rejection("documents beside a mask of elements in gluon_sm90", 0, 0, "not served")
+
+
+def _rows_that_tma_cannot_step_by(problem: Problem, *, searched: bool) -> Iterator[Rejection]:
+    """Rows of the output lie one after the other; so do those of q and k in most calls, and a
+    search is for these."""
+    rows = {"output": problem.head_dim_v * problem.out_elem_bytes}
+    if searched:
+        rows["q and k"] = problem.head_dim_qk * problem.kv_elem_bytes
+    for name, row_bytes in rows.items():
+        if row_bytes % TMA_BYTES:
+            yield Rejection(f"{name} rows of {row_bytes} B in gluon_sm90", 0, 0, "not served")
 
 
 def _depends_on_head(span: Span) -> bool:
@@ -179,9 +208,3 @@ def least_regs_per_thread(schedule: Schedule, problem: Problem) -> int:
     """Registers that a consumer cannot do without: accumulator, scores, and probs as an operand."""
     per_warpgroup = ROWS * (problem.head_dim_v_padded + schedule.block_n + schedule.block_n // 2)
     return per_warpgroup // 128
-
-
-def portable_schedule(problem: Problem) -> Schedule:
-    """The portable kernel beside a Hopper kernel, for tensors that TMA cannot take."""
-    wide = max(problem.head_dim_qk_padded, problem.head_dim_v_padded) > 128
-    return Schedule(block_m=64, block_n=32 if wide else 64, num_warps=4, num_stages=2)

@@ -16,7 +16,8 @@ from flashgen.passes.lower import Order, order_of
 from flashgen.problem import MIN_TILE_DIM, Problem
 from flashgen.schedule import sm90
 from flashgen.schedule.budget import Budget, budget, budget_for
-from flashgen.schedule.model import Bucket, Family, Rejection, Schedule
+from flashgen.schedule.families import FAMILIES, PORTABLE, families_here, missing_here
+from flashgen.schedule.model import HOPPER, Bucket, Family, Rejection, Schedule
 from flashgen.schedule.units import MatmulUnit
 from flashgen.target import TARGETS, Target
 
@@ -32,11 +33,6 @@ WARPS: tuple[int, ...] = (4, 8)
 STAGES: tuple[int, ...] = (1, 2, 3, 4)
 ORDERS: tuple[Order, ...] = ("flash2", "flash1")
 LAYOUT_HINT_HEAD_DIM = 512  # from here on, a head dim is more likely a length in the wrong place
-
-
-# Whose schedules the tuner searches; the untuned choice is one of triton's. gluon_sm90 is not among
-# them until tables are tuned with it: it is used where a schedule of it is asked for.
-SEARCHED_FAMILIES: tuple[Family, ...] = ("triton",)
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,8 @@ class Space:
 
 def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) -> Rejection | None:
     """Why `schedule` cannot be used for `problem` (on shapes of `bucket`), or None if it can."""
-    if schedule.family == "gluon_sm90":
-        return sm90.check(schedule, problem)
+    if schedule.family == HOPPER:
+        return sm90.check(schedule, problem, bucket)
     for rule in (_check_shape, _check_kernel, _check_splits, _check_matmul):
         rejection = rule(schedule, problem, bucket)
         if rejection is not None:
@@ -66,21 +62,36 @@ def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) ->
     return _check_resources(schedule, problem)
 
 
-@cache
 def enumerate_space(
-    problem: Problem, bucket: Bucket, families: tuple[Family, ...] = SEARCHED_FAMILIES
+    problem: Problem, bucket: Bucket, families: tuple[Family, ...] = FAMILIES
 ) -> Space:
-    """Every schedule of the families' grids for `bucket`, checked and sorted.
+    """The grid of schedules for `bucket`, checked: feasible ones sorted, rejections with reasons.
 
-    The same in every process. A family adds nothing where it does not serve the target.
+    The same in every process. A family adds nothing where it does not serve the target, nor with a
+    Triton that does not compile it; the untuned choice is one of the portable family's.
     """
+    here = families_here(problem.target)
+    return _enumerated(problem, bucket, tuple(each for each in families if each in here))
+
+
+def unserved(family: Family, problem: Problem, bucket: Bucket | None = None) -> str | None:
+    """Why a family has no schedule for the spec (in a bucket), whatever its numbers; None: it may
+    have one."""
+    if family != HOPPER:
+        return None
+    found = [str(each) for each in sm90.unserved(problem, bucket)]
+    return missing_here(family, problem.target) or "; ".join(found) or None
+
+
+@cache
+def _enumerated(problem: Problem, bucket: Bucket, families: tuple[Family, ...]) -> Space:
     twin = _same_limits(problem.target)
     if twin != problem.target:
-        return enumerate_space(Problem(problem.spec, twin), bucket, families)
+        return _enumerated(Problem(problem.spec, twin), bucket, families)
     feasible: list[Schedule] = []
     rejections: list[tuple[Schedule, Rejection]] = []
-    grid = [*_grid(problem, bucket)] if "triton" in families else []
-    if "gluon_sm90" in families and problem.target.arch == "sm_90":
+    grid = [*_grid(problem, bucket)] if PORTABLE in families else []
+    if HOPPER in families:
         grid += sm90.grid(problem, bucket)
     for schedule in sorted(grid, key=lambda each: each.sort_key):
         rejection = check(schedule, problem, bucket)
@@ -88,7 +99,7 @@ def enumerate_space(
             feasible.append(schedule)
         else:
             rejections.append((schedule, rejection))
-    if not feasible and bucket.kernel == "single_tile":
+    if not feasible and bucket.kernel == "single_tile" and PORTABLE in families:
         return _as_loop(problem, bucket, rejections)
     return Space(tuple(feasible), tuple(rejections))
 
@@ -113,12 +124,22 @@ def default_schedule(problem: Problem, bucket: Bucket) -> Schedule:
     prudent = _cheapest(problem, bucket)
     if prudent is not None:
         return prudent
-    space = enumerate_space(problem, bucket)
+    space = enumerate_space(problem, bucket, (PORTABLE,))
     if not space.feasible:
-        raise ScheduleError(_nothing_fits(problem, bucket, space), space.rejections)
+        every = enumerate_space(problem, bucket).rejections
+        raise ScheduleError(_nothing_fits(problem, bucket, space), every)
     if bucket.kernel == "single_tile":
         return default_schedule(problem, Bucket(bucket.q_len_max, None))
     return min(space.feasible, key=lambda schedule: (_cost(schedule, problem), schedule))
+
+
+@cache
+def portable_schedule(problem: Problem) -> Schedule:
+    """What serves beside a Hopper kernel, for tensors that TMA cannot take: the untuned choice for
+    lengths that a Hopper kernel serves, which is the same for all of them."""
+    if problem.spec.loop_order == "auto":
+        problem = in_order(problem, "flash2")  # the only one that Hopper kernels have
+    return default_schedule(problem, Bucket(None, None))
 
 
 def _cheapest(problem: Problem, bucket: Bucket) -> Schedule | None:
@@ -198,7 +219,7 @@ def _as_loop(
     problem: Problem, bucket: Bucket, rejections: list[tuple[Schedule, Rejection]]
 ) -> Space:
     """The loop kernel handles any number of keys: what is left where one tile is too large."""
-    loop = enumerate_space(problem, Bucket(bucket.q_len_max, None))
+    loop = enumerate_space(problem, Bucket(bucket.q_len_max, None), (PORTABLE,))
     return Space(loop.feasible, (*rejections, *loop.rejections))
 
 
@@ -558,7 +579,7 @@ def _largest_head_dim(problem: Problem, bucket: Bucket) -> int | None:
     extent = MAX_HEAD_DIM
     while extent >= MIN_TILE_DIM:
         spec = problem.spec.replace(head_dim=extent)
-        if enumerate_space(Problem(spec, problem.target), bucket).feasible:
+        if enumerate_space(Problem(spec, problem.target), bucket, (PORTABLE,)).feasible:
             return extent
         extent //= 2
     return None

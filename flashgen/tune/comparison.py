@@ -26,6 +26,7 @@ from flashgen import settings
 from flashgen.errors import install_hint
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import replace_file
+from flashgen.schedule.families import PORTABLE
 from flashgen.schedule.model import Schedule, bucket_of
 from flashgen.schedule.space import default_schedule, enumerate_space
 from flashgen.spec.model import AttentionSpec
@@ -191,7 +192,7 @@ def progress(data: Exhaustive) -> str:
 def empty(spec: AttentionSpec, gpu: str, shape: Shape) -> Exhaustive:
     """A case without results: its space and what the model says of it."""
     problem, bucket = Problem(spec, get_target(gpu)), bucket_of(shape.q_len, shape.kv_len)
-    feasible = enumerate_space(problem, bucket).feasible
+    feasible = enumerate_space(problem, bucket, (PORTABLE,)).feasible
     default = default_schedule(problem, bucket)
     return Exhaustive(spec, gpu, shape, {}, {}, predictions(problem, feasible, shape), default)
 

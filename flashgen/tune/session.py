@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 from flashgen import pipeline, settings
@@ -15,10 +16,11 @@ from flashgen.errors import TableError, TuningError
 from flashgen.problem import Problem
 from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.runtime.said import say_once
-from flashgen.schedule.model import Bucket, Schedule, bucket_of
-from flashgen.schedule.space import default_schedule, enumerate_space
+from flashgen.schedule.families import FAMILIES
+from flashgen.schedule.model import HOPPER, Bucket, Family, Schedule, bucket_of
+from flashgen.schedule.space import default_schedule, enumerate_space, unserved
 from flashgen.spec.parts import Shape
-from flashgen.tune import lookup
+from flashgen.tune import lookup, verdicts
 from flashgen.tune.measurement import Measurer
 from flashgen.tune.search import Limits, Outcome, Progress, Space, close_quietly, search
 from flashgen.tune.storage import place_of
@@ -28,7 +30,7 @@ from flashgen.tune.table import Entry, Table, read_table, table_path, write_tabl
 from flashgen.tune.toolchain import Device, kernel_digest, toolchain
 from flashgen.tune.work import predictions, work_of
 
-BEST_PREDICTED = 2  # seeds that the model gives
+BEST_PREDICTED = 2  # seeds that the model gives, of each family
 POLL_S = 0.1
 
 MakeMeasurer = Callable[[Case, tuple[int, ...]], Measurer]
@@ -39,7 +41,8 @@ Report = Callable[[Case, Progress], None]
 class Request:
     """How to tune. devices: numbers of the GPUs, each with a measuring worker of its own; storage:
     as `storage.place_of`; out: the folder of tables (None: the user's); exclusive: of processes
-    that want the same, one tunes and the others wait for its table."""
+    that want the same, one tunes and the others wait for its table; families: whose schedules are
+    searched, beside the untuned choice."""
 
     limits: Limits = field(default_factory=Limits)
     devices: tuple[int, ...] = (0,)
@@ -49,6 +52,7 @@ class Request:
     retry_failed: bool = False
     exclusive: bool = False
     write: bool = True
+    families: tuple[Family, ...] = FAMILIES
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def cases_of(
 
 def case_of(problem: Problem, device: Device, bucket: Bucket, shape: Shape) -> Case:
     """ScheduleError where nothing is feasible for the bucket."""
+    hopper = enumerate_space(problem, bucket, (HOPPER,)).feasible
     return Case(
         spec=problem.name,
         fingerprint=problem.spec.fingerprint,
@@ -108,15 +113,48 @@ def case_of(problem: Problem, device: Device, bucket: Bucket, shape: Shape) -> C
         direction="forward",
         bucket=bucket,
         shape=shape,
+        hopper_digest=digest_of(problem, hopper[0]) if hopper else "",
     )
 
 
+@cache
 def digest_of(problem: Problem, schedule: Schedule) -> str:
     """Of the kernel that `schedule` is one of, as it is generated now."""
     plan = pipeline.generate(
         problem, [(Bucket(None, None), schedule)], has_lse=False, origin="digest"
     )
+    if schedule.family == HOPPER:
+        return verdicts.digest_of(plan)
     return kernel_digest(plan.text, plan.entries[0][1])
+
+
+def cases_with(problem: Problem, cases: Sequence[Case], family: Family) -> tuple[Case, ...]:
+    """The cases in which a family has schedules; of others is said that they are left out.
+
+    TuningError where there is none, with the reasons.
+    """
+    reasons = {
+        case: _why_none(problem, case.bucket, family)
+        for case in cases
+        if not enumerate_space(problem, case.bucket, (family,)).feasible
+    }
+    for case, reason in reasons.items():
+        if len(reasons) < len(cases):
+            say_once(f"{problem.name}: {case.bucket}: no schedule of family {family}: {reason}")
+    if len(reasons) == len(cases):
+        why = "\n".join(f"  {case.bucket}: {reason}" for case, reason in reasons.items())
+        others = ", ".join(each for each in FAMILIES if each != family)
+        raise TuningError(
+            f"{problem.name}: no schedule of family {family} can be had on {problem.target.id}\n"
+            f"{why}\n  hint: --family {others}, or no --family, which searches all."
+        )
+    return tuple(case for case in cases if case not in reasons)
+
+
+def _why_none(problem: Problem, bucket: Bucket, family: Family) -> str:
+    found = enumerate_space(problem, bucket, (family,)).grouped()
+    groups = "; ".join(f"{len(each)} {reason}" for reason, each in found.items())
+    return unserved(family, problem, bucket) or f"all are rejected: {groups}"
 
 
 def tune_case(
@@ -139,17 +177,31 @@ def tune_case(
         return result
 
 
-def space_of(problem: Problem, case: Case, predicted: Mapping[Schedule, float]) -> Space:
+def space_of(
+    problem: Problem,
+    case: Case,
+    predicted: Mapping[Schedule, float],
+    families: tuple[Family, ...] = FAMILIES,
+) -> Space:
     """What is feasible, the untuned choice, and the guesses that come first."""
-    feasible = enumerate_space(problem, case.bucket).feasible
+    feasible = enumerate_space(problem, case.bucket, families).feasible
     default = default_schedule(problem, case.bucket)
     ranked = sorted(predicted, key=lambda schedule: (predicted[schedule], schedule))
+    best = [
+        schedule
+        for place in range(BEST_PREDICTED)
+        for family in families
+        for schedule in [each for each in ranked if each.family == family][place : place + 1]
+    ]
     committed = lookup.seeds(lookup.tables_of(problem.spec, problem.target), problem, case.bucket)
     return Space(
         # A default of a coarser bucket need not be a point of this bucket's grid.
-        feasible=tuple(sorted({*feasible, default})) if len(feasible) > 1 else feasible,
+        # Nor need it be of a searched family: it takes part as what others must beat.
+        feasible=tuple(sorted({*feasible, default}))
+        if len(feasible) > 1 or default.family not in families
+        else feasible,
         default=default,
-        seeds=(*ranked[:BEST_PREDICTED], *committed),
+        seeds=(*best, *committed),
         bound_us=work_of(problem, default, case.shape).bound_us,
     )
 
@@ -157,8 +209,9 @@ def space_of(problem: Problem, case: Case, predicted: Mapping[Schedule, float]) 
 def _searched(
     problem: Problem, case: Case, request: Request, make_measurer: MakeMeasurer, report: Report
 ) -> Result:
-    predicted = predictions(problem, enumerate_space(problem, case.bucket).feasible, case.shape)
-    space = space_of(problem, case, predicted)
+    feasible = enumerate_space(problem, case.bucket, request.families).feasible
+    predicted = predictions(problem, feasible, case.shape)
+    space = space_of(problem, case, predicted, request.families)
     predicted = predictions(problem, space.feasible, case.shape)
     chosen = strategy(request.sampler, lambda: predicted)
     trials = open_trials(case, request)
@@ -270,7 +323,7 @@ def entry_of(problem: Problem, case: Case, outcome: Outcome) -> Entry | None:
         default_us=default.time_us if default else None,
         trials=len(outcome.known),
         feasible=len(outcome.space.feasible),
-        kernel_digest=case.kernel_digest,
+        kernel_digest=case.digest_of(best.schedule),
         device=case.device,
         toolchain=case.toolchain,
     )

@@ -10,14 +10,18 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flashgen.schedule.model import Schedule
+from flashgen.schedule.model import HOPPER, Schedule
 from flashgen.tune.measurement import Measurement
 from flashgen.tune.storage import need_optuna, quiet_optuna
 from flashgen.tune.study import parameters
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 Known = Mapping[Schedule, Measurement]
 SAMPLERS = ("model", "tpe", "random")
@@ -67,7 +71,9 @@ class TpeOrder:
         for schedule, time_us in times.items():
             study.add_trial(
                 optuna.trial.create_trial(
-                    params=axes.place(schedule), distributions=distributions, value=time_us
+                    params=(place := axes.place(schedule)),
+                    distributions={name: distributions[name] for name in place},
+                    value=time_us,
                 )
             )
         chosen: dict[Schedule, None] = {}
@@ -88,7 +94,10 @@ class TpeOrder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return optuna.samplers.TPESampler(
-                multivariate=True, n_startup_trials=0, seed=self.seed + count
+                multivariate=True,
+                group=True,  # a family's own fields are there in its trials only
+                n_startup_trials=0,
+                seed=self.seed + count,
             )
 
 
@@ -97,7 +106,8 @@ class ModelOrder:
     """By predicted time, corrected by what was measured so far.
 
     The correction is a Bayesian linear regression of log(measured / predicted) on the schedule's
-    numbers and their products; with nothing measured it is the plain prediction. Ordered by the
+    numbers and their products, those of each family for itself, and on the family; with nothing
+    measured it is the plain prediction. Ordered by the
     lower end of what is likely (mean minus `daring` standard deviations), a schedule is tried where
     the model is good or where nothing like it was measured yet. Of each number of warps, and with a
     cap on registers or without, one is tried before all others: a model that is wrong about these
@@ -123,9 +133,7 @@ class ModelOrder:
         plain = {s: math.log(self.predicted_us.get(s, math.inf)) for s in free}
         if not usable:
             return plain
-        features = np.array([_features(s) for s in [*usable, *free]])
-        mean, spread = features.mean(axis=0), features.std(axis=0)
-        features = (features - mean) / np.where(spread > 0, spread, 1.0)
+        features = _standardised([*usable, *free])
         rows, ahead = features[: len(usable)], features[len(usable) :]
         ratio = np.array([math.log(times[s] / self.predicted_us[s]) for s in usable])
         ratio = ratio - np.median(ratio)
@@ -169,9 +177,32 @@ def _times(known: Known) -> dict[Schedule, float]:
     }
 
 
+def _standardised(schedules: Sequence[Schedule]) -> NDArray[np.float64]:
+    """A row of numbers for each schedule, with the mean 0 and the deviation 1 within its family;
+    numbers of other families are 0. Where there are two families, the last one says which."""
+    families = [schedule.family for schedule in schedules]
+    parts = []
+    for family in sorted(set(families)):
+        inside = np.array([each == family for each in families])
+        own = np.array([_features(s) for s in schedules if s.family == family])
+        spread = own.std(axis=0)
+        part = np.zeros((len(schedules), own.shape[1]))
+        part[inside] = (own - own.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        parts.append(part)
+    if len(parts) > 1:
+        parts.append(np.array([[1.0 if family == HOPPER else -1.0] for family in families]))
+    return np.hstack(parts)
+
+
 def _features(schedule: Schedule) -> list[float]:
     m, n = math.log2(schedule.block_m), math.log2(schedule.block_n)
     w, s = math.log2(schedule.num_warps), float(schedule.num_stages)
+    own = schedule.sm90
+    if own is not None:
+        static, dynamic = (float(own.scheduler == each) for each in ("static", "dynamic"))
+        piped, apart = float(own.q_buffers > 1), float(own.separate_out)
+        group = math.log2(own.group_mb)
+        return [m, n, s, static, dynamic, piped, apart, group, m * n, n * s, static * group]
     base = [m, n, w, s, float(schedule.maxnreg is not None)]
     kinds = [float(schedule.loop_order == "flash1"), float(schedule.kernel == "single_tile")]
     return [*base, *kinds, m * m, n * n, m * n, m * w, n * w, s * s, n * s]
@@ -179,7 +210,10 @@ def _features(schedule: Schedule) -> list[float]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """The values that each number of a schedule takes in a space, as steps on an axis."""
+    """The values that each number of a schedule takes in a space, as steps on an axis.
+
+    A schedule has a place on the axes of its own family alone.
+    """
 
     values: Mapping[str, tuple[int, ...]]
 
@@ -191,15 +225,22 @@ class _Axes:
                 found.setdefault(name, set()).add(value)
         return cls({name: tuple(sorted(v)) for name, v in found.items() if len(v) > 1})
 
-    def distributions(self) -> dict[str, object]:
+    def distributions(self) -> dict[str, BaseDistribution]:
         from optuna.distributions import IntDistribution
 
         return {name: IntDistribution(0, len(v) - 1) for name, v in self.values.items()}
 
     def place(self, schedule: Schedule) -> dict[str, int]:
         numbers = parameters(schedule)
-        return {name: values.index(numbers[name]) for name, values in self.values.items()}
+        return {
+            name: values.index(numbers[name])
+            for name, values in self.values.items()
+            if name in numbers
+        }
 
     def distance(self, place: Mapping[str, int], schedule: Schedule) -> int:
+        """Steps to a schedule; another family is farther than any of the proposed one."""
         there = self.place(schedule)
-        return sum(abs(place[name] - there[name]) for name in self.values)
+        far = sum(len(values) for values in self.values.values())
+        steps = sum(abs(place[name] - there[name]) for name in there)
+        return steps + far * (place.get("hopper") != there.get("hopper"))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from flashgen import settings
 from flashgen.errors import FlashgenError, TuningError
 from flashgen.fingerprint import fingerprint
-from flashgen.schedule.model import Bucket, Schedule
+from flashgen.schedule.model import HOPPER, SCHEDULERS, Bucket, Schedule
 from flashgen.spec.parts import Shape
 from flashgen.tune.measurement import Measurement
 from flashgen.tune.owner import Owner, me
@@ -48,7 +48,11 @@ DISCARDED, RACE = "discarded ", "race "
 
 @dataclass(frozen=True)
 class Case:
-    """What trials of one study have in common; anything else may change without losing them."""
+    """What trials of one study have in common; anything else may change without losing them.
+
+    kernel_digest: of the untuned kernel; hopper_digest: of the family gluon_sm90's ("": it has
+    none for the case).
+    """
 
     spec: str
     fingerprint: str
@@ -59,6 +63,7 @@ class Case:
     direction: str
     bucket: Bucket
     shape: Shape
+    hopper_digest: str = ""
 
     @property
     def key(self) -> str:
@@ -68,12 +73,18 @@ class Case:
                 "fingerprint": self.fingerprint,
                 "gpu": [self.gpu, self.device.name, self.device.sm_count],
                 "toolchain": self.toolchain.key,
-                "kernel": self.kernel_digest,
+                "kernel": self.kernel_digest
+                if not self.hopper_digest
+                else [self.kernel_digest, self.hopper_digest],
                 "pass": self.direction,
                 "bucket": self.bucket.to_dict(),
                 "shape": asdict(self.shape),
             }
         )[:12]
+
+    def digest_of(self, schedule: Schedule) -> str:
+        """Of the kernel that a schedule of the case is one of."""
+        return self.hopper_digest if schedule.family == HOPPER else self.kernel_digest
 
     @property
     def study(self) -> str:
@@ -92,6 +103,7 @@ class Case:
             "bucket": self.bucket.to_dict(),
             "shape": asdict(self.shape),
             "kernel_digest": self.kernel_digest,
+            "hopper_digest": self.hopper_digest,
             **self.device.to_dict(),
             **self.toolchain.to_dict(),
         }
@@ -261,7 +273,7 @@ class Trials:
         trial = create_trial(
             state=TrialState.RUNNING,
             params=parameters(schedule),
-            distributions=_distributions(),
+            distributions=_distributions(parameters(schedule)),
             user_attrs={"schedule": schedule.to_dict(), **attributes},
         )
         return self._storage.create_new_trial(self._study_id, template_trial=trial)
@@ -405,9 +417,9 @@ class Claim:
 
 
 def parameters(schedule: Schedule) -> dict[str, int]:
-    """What Optuna's pictures show of a schedule. Whole numbers only: a list of words could not be
-    extended within a study."""
-    return {
+    """What Optuna's pictures show of a schedule; those of a family's own fields are there where it
+    is of that family. Whole numbers only: a list of words could not be extended within a study."""
+    found = {
         "block_m": schedule.block_m,
         "block_n": schedule.block_n,
         "num_warps": schedule.num_warps,
@@ -416,13 +428,24 @@ def parameters(schedule: Schedule) -> dict[str, int]:
         "num_kv_splits": schedule.num_kv_splits or 0,
         "flash1": int(schedule.loop_order == "flash1"),
         "single_tile": int(schedule.kernel == "single_tile"),
+        "hopper": int(schedule.family == HOPPER),
+    }
+    own = schedule.sm90
+    if own is None:
+        return found
+    return found | {
+        "consumers": schedule.consumers,
+        "scheduler": SCHEDULERS.index(own.scheduler),
+        "q_buffers": own.q_buffers,
+        "separate_out": int(own.separate_out),
+        "group_mb": own.group_mb,
     }
 
 
-def _distributions() -> dict[str, Any]:
+def _distributions(names: Iterable[str]) -> dict[str, Any]:
     from optuna.distributions import IntDistribution
 
-    return {
+    known = {
         "block_m": IntDistribution(1, 4096, log=True),
         "block_n": IntDistribution(1, 4096, log=True),
         "num_warps": IntDistribution(1, 64, log=True),
@@ -431,7 +454,14 @@ def _distributions() -> dict[str, Any]:
         "num_kv_splits": IntDistribution(0, 1024),
         "flash1": IntDistribution(0, 1),
         "single_tile": IntDistribution(0, 1),
+        "hopper": IntDistribution(0, 1),
+        "consumers": IntDistribution(1, 16),
+        "scheduler": IntDistribution(0, 15),
+        "q_buffers": IntDistribution(1, 16),
+        "separate_out": IntDistribution(0, 1),
+        "group_mb": IntDistribution(1, 1 << 20, log=True),
     }
+    return {name: known[name] for name in names}
 
 
 def _text(schedule: Schedule) -> str:

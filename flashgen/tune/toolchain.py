@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from flashgen import settings
@@ -21,7 +20,6 @@ from flashgen.fingerprint import fingerprint
 from flashgen.target import Target
 
 UNKNOWN = "unknown"
-MIN_GLUON = (3, 6)  # of Triton: Gluon as the templates use it
 
 
 @cache
@@ -31,25 +29,6 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return UNKNOWN
-
-
-@cache
-def gluon_missing() -> str | None:
-    """Why the Triton here compiles no Gluon; None: it does. Imports nothing."""
-    version = version_of("triton")
-    digits = version.split(".")[:2]
-    if len(digits) < 2 or not all(part.isdecimal() for part in digits):
-        return None  # whoever builds Triton from source knows what is in it
-    if tuple(map(int, digits)) < MIN_GLUON:
-        least = ".".join(map(str, MIN_GLUON))
-        return f"triton {version} has no Gluon for Hopper, {least} or newer is needed"
-    found = find_spec("triton")
-    places = list(found.submodule_search_locations or ()) if found else []
-    if not any(
-        (Path(place) / "experimental" / "gluon" / "__init__.py").is_file() for place in places
-    ):
-        return f"triton {version} here has no triton.experimental.gluon"
-    return None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_a_sample_has_the_default_its_neighbours_and_all_tile_shapes() -> None:
         AttentionSpec(head_dim=128, dtype="bf16", mask=["causal"]), get_target("nvidia-h200")
     )
     bucket = bucket_of(4096, 4096)
-    feasible = enumerate_space(problem, bucket).feasible
+    feasible = enumerate_space(problem, bucket, ("triton",)).feasible
     default = default_schedule(problem, bucket)
     chosen = sample(feasible, default, 36)
     assert chosen[0] == default

@@ -17,12 +17,13 @@ import pytest
 import torch
 
 import flashgen
-from flashgen.compiler import build, choose, chosen, explain, machine_code
+from flashgen.compiler import build, choose, explain, machine_code
 from flashgen.compiler.building import BuildResult, kernel_file
 from flashgen.compiler.machine_code import Job
 from flashgen.errors import FlashgenError, FlashgenWarning, ScheduleError
 from flashgen.problem import Problem
 from flashgen.runtime.said import forget
+from flashgen.schedule import families
 from flashgen.schedule.model import Bucket, Schedule, Sm90
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import get_target
@@ -59,7 +60,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def without_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chosen, choose):
+    for module in (families, choose):
         monkeypatch.setattr(module, "gluon_missing", lambda: NO_GLUON)
 
 

@@ -119,22 +119,30 @@ def test_score_work_and_inputs_for_each_score_are_counted() -> None:
     assert bias > 1.5 * plain
 
 
-# As ptxas of Triton 3.7 had it, plain attention.
-SPILLED: tuple[tuple[int, Schedule, bool], ...] = (
-    (64, hopper(3, 128, scheduler="grid"), False),
-    (64, hopper(3, 128, scheduler="static"), False),
-    (64, hopper(3, 128, scheduler="static", q_buffers=2), True),
-    (64, hopper(3, 64, scheduler="dynamic", q_buffers=2), False),
-    (64, hopper(2, 128, scheduler="dynamic", q_buffers=2), False),
-    (128, hopper(2, 128, scheduler="static", q_buffers=2), False),
-    (128, hopper(3, 128, scheduler="grid"), True),
-    (256, hopper(2, 64, scheduler="dynamic", separate_out=False), False),
+# As ptxas of Triton 3.7 had it for plain attention: head dim, mask, schedule, whether it spilled.
+SPILLED: tuple[tuple[int, str, Schedule, bool], ...] = (
+    (64, "full", hopper(3, 128, scheduler="grid", separate_out=False), False),
+    (64, "full", hopper(3, 128, scheduler="static"), False),
+    (64, "full", hopper(3, 128, scheduler="static", q_buffers=2), True),
+    (64, "full", hopper(3, 128, scheduler="dynamic", separate_out=False), True),
+    (64, "full", hopper(3, 64, scheduler="dynamic", q_buffers=2), False),
+    (64, "causal", hopper(3, 64, scheduler="dynamic", q_buffers=2), True),
+    (64, "causal", hopper(3, 128, scheduler="grid", separate_out=False), True),
+    (64, "causal", hopper(3, 128, scheduler="grid"), False),
+    (64, "causal", hopper(3, 128, scheduler="static"), True),
+    (64, "causal", hopper(2, 128, scheduler="dynamic", q_buffers=2), False),
+    (128, "causal", hopper(2, 128, scheduler="static", q_buffers=2), False),
+    (128, "full", hopper(3, 128, scheduler="grid"), True),
+    (256, "causal", hopper(2, 64, scheduler="dynamic", separate_out=False), False),
 )
 
 
-@pytest.mark.parametrize(("head_dim", "schedule", "spilled"), SPILLED)
-def test_what_spills_is_not_bet_on(head_dim: int, schedule: Schedule, *, spilled: bool) -> None:
-    assert likely_spills(schedule, problem(head_dim=head_dim)) is spilled
+@pytest.mark.parametrize(("head_dim", "mask", "schedule", "spilled"), SPILLED)
+def test_what_spills_is_not_bet_on(
+    head_dim: int, mask: str, schedule: Schedule, *, spilled: bool
+) -> None:
+    masks = {"full": [], "causal": ["causal"]}
+    assert likely_spills(schedule, problem(head_dim=head_dim, mask=masks[mask])) is spilled
 
 
 def test_heads_that_are_worked_on_side_by_side() -> None:

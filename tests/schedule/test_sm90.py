@@ -1,5 +1,5 @@
 """The family gluon_sm90: shared memory to the byte, rejections with their reasons, its part of the
-space, and that nothing chooses it unasked."""
+space, that nothing chooses it untuned, and what serves beside it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import pytest
 from flashgen.compiler.choose import choose
 from flashgen.errors import ScheduleError
 from flashgen.problem import Problem
-from flashgen.schedule import sm90
+from flashgen.schedule import families, sm90, space
 from flashgen.schedule.budget import budget_for
-from flashgen.schedule.model import Bucket, Schedule, Scheduler, Sm90, all_buckets
-from flashgen.schedule.space import SEARCHED_FAMILIES, check, enumerate_space
+from flashgen.schedule.model import Bucket, Schedule, Scheduler, Sm90, all_buckets, bucket_of
+from flashgen.schedule.space import (
+    check,
+    default_schedule,
+    enumerate_space,
+    portable_schedule,
+    unserved,
+)
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import get_target
 
@@ -145,20 +151,49 @@ def test_a_schedule_that_cannot_be_used_is_refused_with_its_reason() -> None:
         choose(problem(head_dim=256), hopper(3, 64, 1))
 
 
-def test_nothing_chooses_the_family_unasked() -> None:
-    assert SEARCHED_FAMILIES == ("triton",)
-    space = enumerate_space(problem(), ANY)
-    assert {s.family for s in space.feasible} == {"triton"}
+def test_nothing_chooses_the_family_untuned() -> None:
     assert {s.family for _, s in choose(problem(), None)} == {"triton"}
+    assert {default_schedule(problem(), bucket).family for bucket in all_buckets()} == {"triton"}
 
 
-def test_the_space_of_both_families() -> None:
-    both = enumerate_space(problem(), ANY, ("triton", "gluon_sm90"))
+def test_the_space_has_both_families() -> None:
+    both = enumerate_space(problem(), ANY)
+    portable = enumerate_space(problem(), ANY, ("triton",))
     alone = enumerate_space(problem(), ANY, ("gluon_sm90",))
-    assert set(both.feasible) == {*enumerate_space(problem(), ANY).feasible, *alone.feasible}
+    assert set(both.feasible) == {*portable.feasible, *alone.feasible}
+    assert list(both.feasible) == sorted(both.feasible)
+    assert {s.family for s in portable.feasible} == {"triton"}
     assert {s.consumers for s in alone.feasible} == {2, 3}
     assert len(alone.feasible) + len(alone.rejections) == len(list(sm90.grid(problem(), ANY)))
     assert {r.reason for _, r in alone.rejections} == {"smem_bytes"}
+
+
+def test_what_a_program_that_stays_may_choose() -> None:
+    found = enumerate_space(problem(), ANY, ("gluon_sm90",)).feasible
+    own = {s.sm90 for s in found if s.sm90}
+    assert {o.scheduler for o in own if o.q_buffers == 2} == {"static", "dynamic"}
+    assert all(o.separate_out for o in own if o.q_buffers == 2)
+    assert {o.q_buffers for o in own if o.scheduler == "grid"} == {1}
+    assert len({*sm90.grid(problem(), ANY)}) == len([*sm90.grid(problem(), ANY)])
+
+
+SERVED_NOT: dict[str, tuple[dict[str, Any], str]] = {
+    "dtype": ({"dtype": "fp32"}, "dtype fp32 of gluon_sm90"),
+    "kv_lens": ({"kv_lens": "per_batch"}, "kv_lens of gluon_sm90"),
+    "rows": ({"head_dim": 20}, "output rows of 40 B in gluon_sm90"),
+    "rows of q": ({"head_dim": {"qk": 36, "v": 64}}, "q and k rows of 72 B in gluon_sm90"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED_NOT)
+def test_specs_that_it_does_not_serve_are_rejected_with_one_reason(name: str) -> None:
+    fields, reason = SERVED_NOT[name]
+    found = enumerate_space(problem(**fields), ANY, ("gluon_sm90",))
+    assert not found.feasible
+    assert {key: len(group) for key, group in found.grouped().items()} == {reason: 256}
+    assert enumerate_space(problem(**fields), ANY).feasible
+    assert (unserved("gluon_sm90", problem(**fields), ANY) or "").startswith(reason)
+    assert unserved("triton", problem(**fields), ANY) is None
 
 
 def test_other_gpus_and_short_lengths_have_none_of_it() -> None:
@@ -166,3 +201,24 @@ def test_other_gpus_and_short_lengths_have_none_of_it() -> None:
     assert elsewhere.feasible == elsewhere.rejections == ()
     short = [b for b in all_buckets() if b.q_len_max is not None or b.kernel == "single_tile"]
     assert not any(list(sm90.grid(problem(), bucket)) for bucket in short)
+    assert str(check(GOOD, problem(), bucket_of(16, 4096))) == (
+        "q_len <= 16, kv_len <= 4096 in gluon_sm90: not served"
+    )
+    assert check(GOOD, problem(), bucket_of(4096, 4096)) is None
+
+
+def test_a_triton_without_gluon_has_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "gluon_missing", lambda: "triton 3.5.1 has no Gluon")
+    assert {s.family for s in enumerate_space(problem(), ANY).feasible} == {"triton"}
+    assert enumerate_space(problem(), ANY, ("gluon_sm90",)) == space.Space((), ())
+    assert unserved("gluon_sm90", problem(), ANY) == "triton 3.5.1 has no Gluon"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_beside_a_hopper_kernel_is_the_untuned_one(head_dim: int) -> None:
+    """In every bucket that Hopper kernels serve the same, so that a module needs one."""
+    beside = portable_schedule(problem(head_dim=head_dim))
+    served = [bucket for bucket in all_buckets() if not sm90.is_short(bucket)]
+    assert {default_schedule(problem(head_dim=head_dim), bucket) for bucket in served} == {beside}
+    auto = portable_schedule(problem(head_dim=head_dim, loop_order="auto"))
+    assert auto == beside

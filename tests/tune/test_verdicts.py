@@ -22,12 +22,12 @@ from flashgen.pipeline import generate
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.said import forget
-from flashgen.schedule import space
+from flashgen.schedule import families
 from flashgen.schedule.model import Bucket, Schedule, Sm90
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
-from flashgen.tune import measure, toolchain, verdicts
+from flashgen.tune import toolchain, verdicts
 from flashgen.tune.ahead import Compiled
 from flashgen.tune.measure import IsolatedMeasurer
 from flashgen.tune.search import Limits, Space, search
@@ -271,9 +271,9 @@ def test_whether_triton_here_has_gluon(
     if folder:
         (tmp_path / "experimental" / "gluon").mkdir(parents=True)
         (tmp_path / "experimental" / "gluon" / "__init__.py").touch()
-    monkeypatch.setattr(toolchain, "version_of", lambda package: version)
-    monkeypatch.setattr(toolchain, "find_spec", lambda name: Found)
-    assert toolchain.gluon_missing.__wrapped__() == said
+    monkeypatch.setattr(families, "_triton_version", lambda: version)
+    monkeypatch.setattr(families, "find_spec", lambda name: Found)
+    assert families.gluon_missing.__wrapped__() == said
 
 
 # **** the tuner ****
@@ -304,9 +304,7 @@ class HopperMeasurer(IsolatedMeasurer):
 
 
 @pytest.fixture
-def measurer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], HopperMeasurer]]:
-    both = ("triton", "gluon_sm90")
-    monkeypatch.setattr(measure, "enumerate_space", lambda p, b: space.enumerate_space(p, b, both))
+def measurer() -> Iterator[Callable[[], HopperMeasurer]]:
     made: list[HopperMeasurer] = []
 
     def make() -> HopperMeasurer:

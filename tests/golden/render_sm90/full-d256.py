@@ -992,7 +992,7 @@ SCHEDULES = (
 )
 
 # Of attention_fwd, which serves tensors that TMA cannot take, and the CPU.
-PORTABLE = dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
+PORTABLE = dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 
 
 def run(kernel, options, q, k, v, out, lse):

@@ -1125,7 +1125,7 @@ SCHEDULES = (
 )
 
 # Of attention_fwd, which serves tensors that TMA cannot take, and the CPU.
-PORTABLE = dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+PORTABLE = dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, maxnreg=128)
 
 
 def run(kernel, options, q, k, v, sink, out, lse):
