@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -202,7 +202,7 @@ class FirstRuns:
         """FrozenError where it would have to be tried and slow work is refused."""
         index = device.index or 0
         subject = verdicts.subject_of(plan, self._spec.display_name, schedule, self._machine(index))
-        verdict = recall(subject) or self._vouched(subject, device)
+        verdict = recall(subject) or self._vouched(subject, plan, device)
         if verdict is None and not settings.try_first():
             return True
         if verdict is None:
@@ -212,11 +212,24 @@ class FirstRuns:
             verdict = tried(task, schedule, subject, sizes, self._runner)
         return verdict.state == "proven"
 
-    def _vouched(self, subject: Subject, device: torch.device) -> Verdict | None:
-        """Proven by a tuned config that was measured with this very kernel and toolchain."""
-        for entry in _entries(self._spec, self._target_of(device)):
-            if verdicts.vouched(entry, subject):
-                return remember(subject, "proven")
+    def _vouched(self, subject: Subject, plan: Plan, device: torch.device) -> Verdict | None:
+        """Proven by a tuned config that was measured with this kernel and toolchain.
+
+        Tuning times kernels that write no lse. One that does has a store more, which waits for
+        nothing: what is known of the other holds for it.
+        """
+        target = self._target_of(device)
+        entries = [e for e in _entries(self._spec, target) if verdicts.ran_here(e, subject)]
+        if not entries:
+            return None
+        measured = subject
+        if plan.has_lse:
+            from flashgen.compiler.choose import plan as plan_for
+
+            without, _ = plan_for(self._spec, target, has_lse=False)
+            measured = replace(subject, digest=without.hopper_digest)
+        if any(verdicts.vouched(entry, measured) for entry in entries):
+            return remember(subject, "proven")
         return None
 
 

@@ -18,6 +18,7 @@ from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.runtime.said import say_once
 from flashgen.schedule.families import FAMILIES
 from flashgen.schedule.model import HOPPER, Bucket, Family, Schedule, bucket_of
+from flashgen.schedule.predict_sm90 import likely_spills
 from flashgen.schedule.space import default_schedule, enumerate_space, unserved
 from flashgen.spec.parts import Shape
 from flashgen.tune import lookup, verdicts
@@ -186,7 +187,8 @@ def space_of(
     """What is feasible, the untuned choice, and the guesses that come first."""
     feasible = enumerate_space(problem, case.bucket, families).feasible
     default = default_schedule(problem, case.bucket)
-    ranked = sorted(predicted, key=lambda schedule: (predicted[schedule], schedule))
+    usable = [s for s in predicted if not (s.family == HOPPER and likely_spills(s, problem))]
+    ranked = sorted(usable, key=lambda schedule: (predicted[schedule], schedule))
     best = [
         schedule
         for place in range(BEST_PREDICTED)

@@ -126,18 +126,24 @@ def _digest(text: str, kernel: str) -> str:
     return kernel_digest(text, kernel)
 
 
-def vouched(entry: Entry | None, subject: Subject) -> bool:
-    """Whether a table's entry shows that `subject` ran: the same kernel, schedule and toolchain."""
-    if entry is None:
-        return False
-    measured_on = (entry.device.name, entry.device.driver, entry.toolchain.torch)
+def ran_here(entry: Entry, subject: Subject) -> bool:
+    """Whether a table's entry was measured with the subject's schedule on its GPU model by its
+    Triton: what makes the machine code, and what runs it.
+
+    The driver and torch, which only launch it, may be others.
+    """
     machine = subject.machine
     return (
-        (entry.kernel_digest, entry.schedule) == (subject.digest, subject.schedule)
-        and measured_on == (machine.gpu, machine.driver, machine.torch)
-        and entry.toolchain.triton == machine.triton
+        entry.schedule == subject.schedule
+        and (entry.device.name, entry.toolchain.triton) == (machine.gpu, machine.triton)
         and machine.ptxas == BUNDLED  # tables do not say, and are made with Triton's own
     )
+
+
+def vouched(entry: Entry | None, subject: Subject) -> bool:
+    """Whether a table's entry shows that `subject` runs to its end: `ran_here`, and the kernel's
+    text is the same."""
+    return entry is not None and ran_here(entry, subject) and entry.kernel_digest == subject.digest
 
 
 # What this process found out: also where nothing can be written, and for what is not kept.
