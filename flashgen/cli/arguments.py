@@ -44,7 +44,7 @@ def _family(text: str) -> Family:
 
 
 FamilyOption = Annotated[
-    str | None,
+    Family | None,
     typer.Option(
         "--family",
         metavar="|".join(FAMILIES),

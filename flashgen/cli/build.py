@@ -9,6 +9,7 @@ import typer
 
 from flashgen.cli.arguments import (
     JsonOption,
+    FamilyOption,
     SpecArgument,
     TargetOption,
     find_spec,
@@ -21,6 +22,7 @@ def build(
     spec: SpecArgument,
     target: TargetOption = None,
     out: Annotated[
+    family: FamilyOption = None,
         Path | None,
         typer.Option(
             "-o",
@@ -57,6 +59,7 @@ def build(
             target=target,
             verify=verify,
             kernels="all" if all_kernels else "needed",
+            family=family,
             progress=say,
         )
     if json:

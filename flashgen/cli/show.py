@@ -7,8 +7,15 @@ from typing import Annotated
 
 import typer
 
-from flashgen.cli.arguments import JsonOption, SpecArgument, TargetOption, find_spec
+from flashgen.cli.arguments import (
+    FamilyOption,
+    JsonOption,
+    SpecArgument,
+    TargetOption,
+    find_spec,
+)
 from flashgen.cli.output import print_json
+from flashgen.schedule.model import Family
 from flashgen.spec.model import AttentionSpec
 
 
@@ -27,6 +34,7 @@ def show(
     bounds: Annotated[bool, typer.Option("--bounds", help="Loop bounds over key tiles.")] = False,
     as_spec: Annotated[bool, typer.Option("--spec", help="The spec in canonical form.")] = False,
     target: TargetOption = None,
+    family: FamilyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show a spec's kernel, or what leads to it.
@@ -38,8 +46,10 @@ def show(
     if len(views) > 1:
         names = " and ".join(f"--{view.value}" for view in views)
         raise typer.BadParameter(f"{names}: choose one")
+    if family is not None and views[0] != View.SOURCE:
+        raise typer.BadParameter(f"--family chooses among kernels, --{views[0].value} shows none")
     found = find_spec(spec)
-    facts, text = _VIEWS[views[0]](found, target)
+    facts, text = _VIEWS[views[0]](found, target, family)
     if json:
         print_json({"name": found.display_name, "fingerprint": found.fingerprint, **facts})
     else:
@@ -49,13 +59,13 @@ def show(
 Facts = dict[str, object]
 
 
-def _source(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+def _source(spec: AttentionSpec, target: str | None, family: Family | None) -> tuple[Facts, str]:
     from flashgen.compiler.choose import DEFAULT_TARGET, check_served, plan
     from flashgen.target import get_target
 
     check_served(spec)
     found = get_target(target or DEFAULT_TARGET)
-    shown, _ = plan(spec, found, has_lse=True)
+    shown, _ = plan(spec, found, family=family, has_lse=True)
     facts: Facts = {
         "target": found.id,
         "schedules": [{**bucket.to_dict(), **s.to_dict()} for bucket, s in shown.choices],
@@ -64,7 +74,7 @@ def _source(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
     return facts, shown.text
 
 
-def _graph(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+def _graph(spec: AttentionSpec, target: str | None, family: Family | None) -> tuple[Facts, str]:
     from flashgen.compiler.choose import DEFAULT_TARGET
     from flashgen.ir.pretty import pretty
     from flashgen.ir.verify import verify
@@ -103,7 +113,7 @@ def _graph(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
     return facts, pretty(graph)
 
 
-def _bounds(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+def _bounds(spec: AttentionSpec, target: str | None, family: Family | None) -> tuple[Facts, str]:
     from flashgen.cli.bounds import facts
     from flashgen.compiler.report import loop_bounds
     from flashgen.passes.visibility import visibility
@@ -114,7 +124,7 @@ def _bounds(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
     return facts(found), "\n".join(lines) + "\n"
 
 
-def _spec(spec: AttentionSpec, target: str | None) -> tuple[Facts, str]:
+def _spec(spec: AttentionSpec, target: str | None, family: Family | None) -> tuple[Facts, str]:
     return {"spec": spec.canonical()}, spec.to_yaml()
 
 

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 from flashgen.codegen.digest import generator_digest
 from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
-from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
+from flashgen.compiler.arguments import (
+    family_argument,
+    schedule_argument,
+    spec_argument,
+    target_argument,
+)
 from flashgen.compiler.chosen import entries_of, measured
 from flashgen.compiler.first_run import machine_here
 from flashgen.compiler.folder import MANIFEST, REPORT, Folder, digests
@@ -174,6 +179,7 @@ def build(
     *,
     target: str | Target | None = None,
     schedule: Schedule | None = None,
+    family: str | None = None,
     verify: bool = True,
     kernels: Kernels = "needed",
     return_lse: bool = True,
@@ -182,11 +188,12 @@ def build(
     """Write `spec`'s module, machine code, manifest.json and report.md into the folder `out`.
 
     target: a GPU id (None: the GPU here, else the default of the catalogue); it need not be here.
-    schedule: one for all lengths. kernels: which machine code is written ahead, that of the spec's
-    shapes and of the general schedule ("needed"), or that of every schedule, for aligned rows and
-    for any ("all"); the module holds all schedules either way. return_lse: whether the module's
-    callable returns (out, lse). Verification runs on the target if it is here, else in Triton's
-    interpreter.
+    schedule: one for all lengths; family: "triton" or "gluon_sm90", the only one whose schedules
+    are chosen where it has some for a bucket: tuned ones, else its best guess. kernels: which
+    machine code is written ahead, that of the spec's shapes and of the general schedule ("needed"),
+    or that of every schedule, for aligned rows and for any ("all"); the module holds all schedules
+    either way. return_lse: whether the module's callable returns (out, lse). Verification runs on
+    the target if it is here, else in Triton's interpreter.
 
     An earlier build of the same spec there is replaced, the files that its manifest lists removed.
     Raises NotServedError, ScheduleError and TargetError before anything is written, FlashgenError
@@ -194,7 +201,7 @@ def build(
     build of another spec; VerificationError after all is written, the manifest saying so.
     """
     choose.check_served(spec_argument("build", spec))
-    schedule = schedule_argument(schedule)
+    schedule, only = schedule_argument(schedule), family_argument(family)
     if kernels not in get_args(Kernels):
         raise FlashgenError(f"kernels: got {kernels!r}, expected one of {get_args(Kernels)}")
     say = progress or (lambda step: None)
@@ -208,7 +215,12 @@ def build(
         while True:
             say(f"planning {spec.display_name} for {chosen.id}")
             plan, path = choose.plan(
-                spec, chosen, schedule=schedule, has_lse=return_lse, machine=machine
+                spec,
+                chosen,
+                schedule=schedule,
+                family=only,
+                has_lse=return_lse,
+                machine=machine,
             )
             jobs = _jobs(spec, plan, kernels)
             folder.check(spec.display_name, f"{module_name(plan)}.py")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from flashgen.codegen.digest import generator_digest
 from flashgen.compiler.arguments import schedule_argument, spec_argument, target_argument
-from flashgen.errors import NotServedError, TargetError
+from flashgen.errors import NotServedError, ScheduleError, TargetError
 from flashgen.fingerprint import fingerprint
 from flashgen.runtime import artifact
 from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.runtime.said import say_once
 from flashgen.schedule.families import gluon_missing
-from flashgen.schedule.model import HOPPER, Bucket, Schedule, all_buckets
+from flashgen.schedule.model import HOPPER, Bucket, Family, Schedule, all_buckets
 from flashgen.spec.model import AttentionSpec
 from flashgen.spec.parts import Paged
 from flashgen.target import TARGETS, Target, get_target, target_from_device_name
@@ -110,20 +110,27 @@ def plan(
     target: Target,
     *,
     schedule: Schedule | None = None,
+    family: Family | None = None,
     has_lse: bool,
     machine: Callable[[], Machine] | None = None,
 ) -> tuple[Plan, Path]:
     """The generated module for a target, from the disk cache or made now, and its path.
 
-    Tuned configs are looked up here, once a plan, and are part of its key. machine: where the
+    Tuned configs are looked up here, once a plan, and are part of its key. family: the only one
+    whose schedules are chosen, where it has some for a bucket; ScheduleError where it has none at
+    all, or beside a given schedule. machine: where the
     kernels are to run; Hopper schedules that are known to be bad there make place for the portable
     family.
     """
-    made, path = _made(spec, target, schedule, {}, has_lse=has_lse)
+    if schedule is not None and family is not None:
+        raise ScheduleError(
+            f"family: got {family} and a schedule, which has its own: leave out one"
+        )
+    made, path = _made(spec, target, schedule, {}, has_lse=has_lse, family=family)
     if machine is not None and HOPPER in {each.family for _, each in made.choices}:
         known = refusals(made, spec, machine())
         if known:
-            made, path = _made(spec, target, schedule, known, has_lse=has_lse)
+            made, path = _made(spec, target, schedule, known, has_lse=has_lse, family=family)
     for note in made.notes:
         say_once(note)
     return made, path
@@ -147,6 +154,7 @@ def _made(
     refused: Mapping[Schedule, str],
     *,
     has_lse: bool,
+    family: Family | None = None,
 ) -> tuple[Plan, Path]:
     tables = tables_of(spec, target) if schedule is None else NOTHING
     key = fingerprint(
@@ -155,6 +163,7 @@ def _made(
             "name": spec.display_name,
             "target": target.id,
             "schedule": schedule and schedule.to_dict(),
+            "family": family,
             "has_lse": has_lse,
             "tuned": tables.key,
             "refused": sorted([str(each), why] for each, why in refused.items()),
@@ -165,12 +174,15 @@ def _made(
 
     def build() -> Plan:
         from flashgen import pipeline
-        from flashgen.compiler.chosen import tuned, untuned, without_refused
+        from flashgen.compiler.chosen import of_family, tuned, untuned, without_refused
         from flashgen.problem import Problem
 
         refuse_if_frozen(f"generate {spec.display_name} for {target.id}")
         problem = Problem(spec, target)
-        found = tuned(problem, tables) if tables.sources else untuned(problem, schedule)
+        if family is not None:
+            found = of_family(problem, tables, family)
+        else:
+            found = tuned(problem, tables) if tables.sources else untuned(problem, schedule)
         found = without_refused(found, problem, refused)
         made = pipeline.generate(
             problem,
@@ -197,8 +209,6 @@ def choose(problem: Problem, schedule: Schedule | None) -> list[tuple[Bucket, Sc
         return [(bucket, default_schedule(problem, bucket)) for bucket in all_buckets()]
     rejection = check(schedule, problem)
     if rejection:
-        from flashgen.errors import ScheduleError
-
         raise ScheduleError(f"schedule {schedule}: {rejection}", [rejection])
     if schedule.kernel == "loop":
         return [(bucket, schedule) for bucket in all_buckets()]

@@ -1,4 +1,4 @@
-"""The schedule of every shape bucket, and who chose it: the caller, a tuned config, or nobody.
+"""The schedule of every shape bucket, and who chose it: the caller, a tuned config, or a model.
 
 Runs where a plan is generated; the warm path reads the outcome from the plan. `chosen_for` asks
 about a single bucket.
@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, replace
 
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
-from flashgen.schedule.families import missing_here
-from flashgen.schedule.model import HOPPER, Bucket, Schedule, all_buckets
+from flashgen.schedule.families import PORTABLE, missing_here
+from flashgen.schedule.model import HOPPER, Bucket, Family, Schedule, all_buckets
 from flashgen.schedule.sm90 import TMA_BYTES
 from flashgen.tune.lookup import Tables, resolve, tables_of
 from flashgen.tune.table import Entry
 from flashgen.tune.verdicts import HUNG
 
-GIVEN, UNTUNED = "given", "untuned"
+GIVEN, UNTUNED, PREDICTED = "given", "untuned", "predicted"
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,31 @@ def tuned(problem: Problem, tables: Tables, buckets: Sequence[Bucket] | None = N
         choices.append((bucket, each.schedule if each else default_schedule(problem, bucket)))
         origins.append(each.origin if each else UNTUNED)
         entries.append(each.entry if each else None)
+    return Chosen(tuple(choices), tuple(origins), found.notes, tuple(entries))
+
+
+def of_family(problem: Problem, tables: Tables, family: Family) -> Chosen:
+    """Tuned schedules of one family where `tables` have some that fit, elsewhere its best guess;
+    the untuned choice in buckets for which the family has none.
+
+    ScheduleError where it has none at all.
+    """
+    from flashgen.schedule.best import best_of, check_family
+    from flashgen.schedule.space import default_schedule
+
+    check_family(family, problem)
+    found = tuned(problem, tables)
+    choices, origins, entries = [], [], []
+    for (bucket, schedule), origin, entry in zip(
+        found.choices, found.origins, found.entries, strict=True
+    ):
+        kept = schedule.family == family
+        best = None if kept else best_of(family, problem, bucket)
+        chosen = schedule if kept else best or default_schedule(problem, bucket)
+        guessed = PREDICTED if best is not None and family != PORTABLE else UNTUNED
+        choices.append((bucket, chosen))
+        origins.append(origin if kept else guessed)
+        entries.append(entry if kept else None)
     return Chosen(tuple(choices), tuple(origins), found.notes, tuple(entries))
 
 

@@ -73,7 +73,7 @@ class OrderChoice:
 @cache
 def choose_order(problem: Problem, bucket: Bucket) -> OrderChoice:
     """The order for a bucket of a spec that leaves it open. ScheduleError where neither fits."""
-    shape, assumed = _judged_by(problem, bucket)
+    shape, assumed = judged_by(problem, bucket)
     if bucket.kernel == "single_tile":
         schedule = default_schedule(in_order(problem, "flash2"), bucket)
         if schedule.kernel == "single_tile":
@@ -128,7 +128,8 @@ def estimate(problem: Problem, schedule: Schedule, shape: Shape) -> OrderEstimat
     )
 
 
-def _judged_by(problem: Problem, bucket: Bucket) -> tuple[Shape, bool]:
+def judged_by(problem: Problem, bucket: Bucket) -> tuple[Shape, bool]:
+    """The shape that stands for a bucket, and whether it is none of the spec's."""
     for shape in problem.spec.shapes:
         if bucket_of(shape.q_len, shape.kv_len) == bucket:
             return shape, False

@@ -16,10 +16,11 @@ from flashgen.errors import TableError, TuningError
 from flashgen.problem import Problem
 from flashgen.runtime.frozen import refuse_if_frozen
 from flashgen.runtime.said import say_once
+from flashgen.schedule.best import none_at_all, why_none
 from flashgen.schedule.families import FAMILIES
 from flashgen.schedule.model import HOPPER, Bucket, Family, Schedule, bucket_of
 from flashgen.schedule.predict_sm90 import likely_spills
-from flashgen.schedule.space import default_schedule, enumerate_space, unserved
+from flashgen.schedule.space import default_schedule, enumerate_space
 from flashgen.spec.parts import Shape
 from flashgen.tune import lookup, verdicts
 from flashgen.tune.measurement import Measurer
@@ -135,27 +136,16 @@ def cases_with(problem: Problem, cases: Sequence[Case], family: Family) -> tuple
     TuningError where there is none, with the reasons.
     """
     reasons = {
-        case: _why_none(problem, case.bucket, family)
+        case: why_none(family, problem, case.bucket)
         for case in cases
         if not enumerate_space(problem, case.bucket, (family,)).feasible
     }
-    for case, reason in reasons.items():
-        if len(reasons) < len(cases):
-            say_once(f"{problem.name}: {case.bucket}: no schedule of family {family}: {reason}")
     if len(reasons) == len(cases):
-        why = "\n".join(f"  {case.bucket}: {reason}" for case, reason in reasons.items())
-        others = ", ".join(each for each in FAMILIES if each != family)
-        raise TuningError(
-            f"{problem.name}: no schedule of family {family} can be had on {problem.target.id}\n"
-            f"{why}\n  hint: --family {others}, or no --family, which searches all."
-        )
+        listed = "\n  ".join(f"{case.bucket}: {reason}" for case, reason in reasons.items())
+        raise TuningError(none_at_all(family, problem, listed))
+    for case, reason in reasons.items():
+        say_once(f"{problem.name}: {case.bucket} is not tuned with family {family}: {reason}")
     return tuple(case for case in cases if case not in reasons)
-
-
-def _why_none(problem: Problem, bucket: Bucket, family: Family) -> str:
-    found = enumerate_space(problem, bucket, (family,)).grouped()
-    groups = "; ".join(f"{len(each)} {reason}" for reason, each in found.items())
-    return unserved(family, problem, bucket) or f"all are rejected: {groups}"
 
 
 def tune_case(

@@ -162,7 +162,7 @@ def test_the_manifest_and_the_report_of_a_build(tmp_path: Path) -> None:
     assert f"| gluon_sm90 | {GOOD} | tuned | " in result.report.read_text()
     built = {kernel.schedule.family for kernel in result.kernels}
     assert built == {"triton", "gluon_sm90"}
-    assert [shape["schedule"] for shape in facts["shapes"]][0] == str(GOOD)
+    assert facts["shapes"][0]["schedule"] == str(GOOD)
 
 
 # **** proof of a first run ****
