@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMPILE_S = 150.0  # without a word, while importing and compiling
 STEP_S = 25.0  # without a word, between calls
+TIMING_SHARE = 0.35  # of the time, kept for timing
 WORKERS = 6  # processes at a time while nothing is timed
 STRIDES: tuple[Literal["plain", "transposed"], ...] = ("plain", "transposed")
 LENGTHS = (512, 2048, 16384)
@@ -110,15 +111,18 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"checks": [], "timings": []}
     right: dict[str, list[int]] = {}
-    for job in run_jobs(
-        list(_check_jobs(chosen, options.device)), WORKERS, end - 0.35 * options.seconds
-    ):
+    jobs = check_jobs(chosen, options.device)
+    last = end if options.no_timing else end - TIMING_SHARE * options.seconds
+    for job in run_jobs(jobs, WORKERS, last):
         found = _checked(job)
         record["checks"].append(found)
         print(_check_line(found), flush=True)
         if found["ok"]:
             right.setdefault(job.task["variant"], []).append(job.task["schedule"])
         _write(options.out, record)
+    late = [job.name for job in jobs if job.child is None]
+    if late:
+        print(f"not begun, for lack of time: {', '.join(late)}", flush=True)
     if not options.no_timing:
         for job in run_jobs(list(_timing_jobs(right, options.device)), 1, end):
             record["timings"] += job.said
@@ -129,13 +133,16 @@ def main() -> None:
             _write(options.out, record)
 
 
-def _check_jobs(chosen: Sequence[Variant], device: str) -> Iterator[Job]:
-    for variant in chosen:
-        for number, schedule in enumerate(variant.schedules):
-            yield Job(
-                f"{variant.name} [{schedule}]",
-                {"what": "check", "variant": variant.name, "schedule": number, "device": device},
-            )
+def check_jobs(chosen: Sequence[Variant], device: str) -> list[Job]:
+    """The first schedule of every variant, then the second ones, and so on."""
+    numbered = [(n, v) for v in chosen for n in range(len(v.schedules))]
+    return [
+        Job(
+            f"{variant.name} [{variant.schedules[number]}]",
+            {"what": "check", "variant": variant.name, "schedule": number, "device": device},
+        )
+        for number, variant in sorted(numbered, key=lambda each: each[0])
+    ]
 
 
 def _timing_jobs(right: dict[str, list[int]], device: str) -> Iterator[Job]:
