@@ -8,6 +8,7 @@ FLASHGEN_FROZEN      1: raise where something would be generated, compiled or tu
 FLASHGEN_TRY_FIRST   0: run a Hopper kernel at once that was never tried on this machine, where it
                      may hang this process (default: 1, it is tried in a process with a deadline)
 TRITON_PTXAS_PATH    the ptxas that Triton takes in the place of its own; read here, not used
+OMP_NUM_THREADS      threads of torch and numpy on the CPU (default, in `build` and `verify`: 1)
 """
 
 from __future__ import annotations
@@ -83,3 +84,12 @@ def in_job() -> bool:
     """Whether this process is one of several of a job: WORLD_SIZE, as torchrun and others set."""
     size = os.environ.get("WORLD_SIZE", "1")
     return size.isdecimal() and int(size) > 1
+
+
+def one_thread() -> None:
+    """torch and numpy work in one thread, unless the user says otherwise; call it before they load.
+
+    Interpreted tiles are too small to share, and threads wait busily for each other while kernels
+    are compiled on the same cores: it took a sixth of the CPU time of a build on two cores.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from flashgen import settings
 from flashgen.cli.arguments import (
-    JsonOption,
     FamilyOption,
+    JsonOption,
     SpecArgument,
     TargetOption,
     find_spec,
@@ -21,8 +22,8 @@ from flashgen.cli.output import print_json, progress
 def build(
     spec: SpecArgument,
     target: TargetOption = None,
-    out: Annotated[
     family: FamilyOption = None,
+    out: Annotated[
         Path | None,
         typer.Option(
             "-o",
@@ -48,6 +49,7 @@ def build(
 
     The folder gets a standalone module, machine code, manifest.json and report.md.
     """
+    settings.one_thread()
     found = find_spec(spec)
     folder = out or Path("out") / found.display_name
     with progress() as say:
@@ -57,9 +59,9 @@ def build(
             found,
             folder,
             target=target,
+            family=family,
             verify=verify,
             kernels="all" if all_kernels else "needed",
-            family=family,
             progress=say,
         )
     if json:

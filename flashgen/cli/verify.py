@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flashgen import settings
 from flashgen.cli.arguments import JsonOption, SpecArgument, TargetOption, find_spec
 from flashgen.cli.output import print_json, progress
 
@@ -25,6 +26,7 @@ def verify(
 
     Every case is printed; ends with 6 where one differs by more than the bound.
     """
+    settings.one_thread()
     found = find_spec(spec)
     with progress() as say:
         say("loading torch and triton")

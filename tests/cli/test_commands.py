@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,6 +172,18 @@ def test_warnings_of_a_spec_go_to_standard_error(tmp_path: Path) -> None:
     result = run("show", str(path), "--spec", "--json")
     assert json.loads(result.stdout)["name"] == "tiny"
     assert result.stderr.startswith("warning: tiny.yaml: mask[1].window.right: 2 has no effect")
+
+
+@pytest.mark.parametrize("command", ["build", "verify"])
+@pytest.mark.parametrize(("given", "taken"), [(None, "1"), ("3", "3")])
+def test_one_thread_unless_told(
+    command: str, given: str | None, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    assert run(command, "no_such_spec").exit_code == 3
+    assert os.environ["OMP_NUM_THREADS"] == taken
 
 
 def test_version_and_help() -> None:
