@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from runs import MINIMAL, environment, run_process
 
-HEAVY = ("torch", "triton", "optuna")
+HEAVY = ("torch", "triton", "optuna", "pydantic")  # the last came with typer 0.29
 QUICK = [
     (),
     ("list",),
@@ -36,7 +36,8 @@ try:
     main()
 except SystemExit as end:
     code = end.code
-loaded = [name for name in ("torch", "triton", "optuna", "sympy") if name in sys.modules]
+known = ("torch", "triton", "optuna", "pydantic", "sympy")
+loaded = [name for name in known if name in sys.modules]
 print(code or 0, *loaded, file=sys.stderr)
 """
 
