@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 from flashgen import pipeline, settings
@@ -177,14 +178,8 @@ def space_of(
     """What is feasible, the untuned choice, and the guesses that come first."""
     feasible = enumerate_space(problem, case.bucket, families).feasible
     default = default_schedule(problem, case.bucket)
-    usable = [s for s in predicted if not (s.family == HOPPER and likely_spills(s, problem))]
-    ranked = sorted(usable, key=lambda schedule: (predicted[schedule], schedule))
-    best = [
-        schedule
-        for place in range(BEST_PREDICTED)
-        for family in families
-        for schedule in [each for each in ranked if each.family == family][place : place + 1]
-    ]
+    best = [_best_predicted(problem, predicted, family) for family in families]
+    of_each = [each for pair in zip_longest(*best) for each in pair if each is not None]
     committed = lookup.seeds(lookup.tables_of(problem.spec, problem.target), problem, case.bucket)
     return Space(
         # A default of a coarser bucket need not be a point of this bucket's grid.
@@ -193,9 +188,23 @@ def space_of(
         if len(feasible) > 1 or default.family not in families
         else feasible,
         default=default,
-        seeds=(*best, *committed),
+        seeds=(*of_each, *committed),
         bound_us=work_of(problem, default, case.shape).bound_us,
     )
+
+
+def _best_predicted(
+    problem: Problem, predicted: Mapping[Schedule, float], family: Family
+) -> list[Schedule]:
+    """The best of a family by the model, of those with the same time the first one, and none that
+    is likely not to come through the compiler."""
+    found: dict[float, Schedule] = {}
+    for schedule in sorted(predicted, key=lambda schedule: (predicted[schedule], schedule)):
+        if schedule.family == family and not (
+            family == HOPPER and likely_spills(schedule, problem)
+        ):
+            found.setdefault(predicted[schedule], schedule)
+    return list(found.values())[:BEST_PREDICTED]
 
 
 def _searched(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.schedule.model import HOPPER, Schedule
+from flashgen.schedule.model import Schedule
 from flashgen.tune.measurement import Measurement
 from flashgen.tune.storage import need_optuna, quiet_optuna
 from flashgen.tune.study import parameters
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Known = Mapping[Schedule, Measurement]
 SAMPLERS = ("model", "tpe", "random")
 FAILED_FACTOR = 2.0  # what has no time counts as this many times the slowest
+# Times `ModelOrder.tilt`: a model may well be wrong by a factor for all of a family.
+FAMILY_TILT = 5.0
 TPE_ASKED = 24  # proposals of TPE for one order; the rest follows at random. One costs 15 ms
 
 
@@ -179,7 +181,7 @@ def _times(known: Known) -> dict[Schedule, float]:
 
 def _standardised(schedules: Sequence[Schedule]) -> NDArray[np.float64]:
     """A row of numbers for each schedule, with the mean 0 and the deviation 1 within its family;
-    numbers of other families are 0. Where there are two families, the last one says which."""
+    numbers of other families are 0. Where there are two families, the last ones say which."""
     families = [schedule.family for schedule in schedules]
     parts = []
     for family in sorted(set(families)):
@@ -190,7 +192,10 @@ def _standardised(schedules: Sequence[Schedule]) -> NDArray[np.float64]:
         part[inside] = (own - own.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         parts.append(part)
     if len(parts) > 1:
-        parts.append(np.array([[1.0 if family == HOPPER else -1.0] for family in families]))
+        known = sorted(set(families))
+        parts.append(
+            FAMILY_TILT * np.array([[float(f == each) for each in known] for f in families])
+        )
     return np.hstack(parts)
 
 
