@@ -37,6 +37,8 @@ METHOD = (
     "speed ratio above 1 means that flashgen is faster; compare numbers only within this run."
 )
 
+MANY = 3  # cases with the same failure, from which on they are one line
+
 RatioOf = Callable[[CaseRecord], float | None]
 
 
@@ -126,12 +128,7 @@ def _of_run(record: Record) -> list[str]:
 
 
 def _left_out(record: Record) -> list[str]:
-    failures = [
-        f"{case.id}, {result.name}: {text}"
-        for case in record.cases
-        for result in case.results
-        for text in _faults(result)
-    ]
+    failures = _failures(record)
     failures += dict.fromkeys(
         str(case.facts.get("verification"))
         for case in record.cases
@@ -143,6 +140,22 @@ def _left_out(record: Record) -> list[str]:
     if record.not_run:
         parts.append("## Not run\n\n" + "\n".join(f"- {text}" for text in record.not_run))
     return parts
+
+
+def _failures(record: Record) -> list[str]:
+    """One line for a contestant that failed for the same reason in many cases."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for case in record.cases:
+        for result in case.results:
+            for text in _faults(result):
+                found.setdefault((result.name, text), []).append(case.id)
+    lines = []
+    for (name, text), ids in found.items():
+        if len(ids) < MANY:
+            lines += [f"{case_id}, {name}: {text}" for case_id in ids]
+        else:
+            lines.append(f"{ids[0]} and {len(ids) - 1} other cases, {name}: {text}")
+    return lines
 
 
 def _faults(result: Result) -> list[str]:

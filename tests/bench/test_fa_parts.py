@@ -305,3 +305,68 @@ def test_the_five_best_schedules_and_their_spread_over_runs(tmp_path: Path) -> N
     best = case.results[[each.name for each in case.results].index(min(ours, key=made_up_ms))]
     medians = ", ".join(f"{1e3 * made_up_ms(best.name) * (1 + 0.01 * n):.0f}" for n in range(5))
     assert f"| 5 | {medians} | 4.0% |" in rows[0]
+
+
+# ---- the command
+
+
+def test_only_this_suite_goes_on(tmp_path: Path) -> None:
+    from flashgen.bench.suites import Request, new_runs
+
+    known = {"gpu": "none"}
+    for suite in ("fa-paper", "flex"):
+        place = tmp_path / "nvidia-h200" / f"{suite}.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(replace(RECORD, suite=suite, cases=(a_case({FA3: 1.0}),)).to_json())
+    request = Request(("fa-paper", "flex"), tmp_path)
+    runs = new_runs(request, print, "nvidia-h200", known)
+    assert [case.id for case in runs["fa-paper"].record.cases] == [WIDE]
+    assert runs["flex"].record.cases == ()
+    assert (
+        new_runs(replace(request, out=None), print, "nvidia-h200", known)["fa-paper"].record.cases
+        == ()
+    )
+    with pytest.raises(RecordError, match=r"gpu none \(now another\)"):
+        new_runs(request, print, "nvidia-h200", {"gpu": "another"})
+
+
+def test_other_contestants_are_refused(tmp_path: Path) -> None:
+    from flashgen.bench.fa_outside import Outside
+    from flashgen.bench.suites import Request, new_runs
+
+    file = tmp_path / "other.py"
+    file.write_text("def attention(case): ...\n")
+    request = Request(
+        ("fa-paper",), tmp_path, contestants=(Outside("one", str(file), "attention"),)
+    )
+    (first,) = new_runs(request, print, "nvidia-h200", {}).values()
+    first.save()
+    new_runs(request, print, "nvidia-h200", {})
+    with pytest.raises(RecordError, match=r"contestant one other\.py:attention \w+ \(now none\)"):
+        new_runs(replace(request, contestants=()), print, "nvidia-h200", {})
+
+
+def test_an_error_of_a_gpus_thread_ends_the_run(tmp_path: Path) -> None:
+    def behaviour(task: object) -> Any:
+        if isinstance(task, CeilingsTask):
+            raise OSError("no clock")
+        return answer(task)
+
+    with pytest.raises(OSError, match="no clock"):
+        a_run(tmp_path, behaviour, only=(WIDE,))
+
+
+def test_a_repeated_run_that_fails_is_said_and_costs_nothing_else(tmp_path: Path) -> None:
+    def behaviour(task: object) -> Any:
+        if isinstance(task, TimeTask) and runs.append(task.case.id) is None and len(runs) == 3:
+            raise LostError("timing", "ended: nothing for 60 s while timing")
+        return answer(task)
+
+    runs: list[str] = []
+    run, _ = a_run(tmp_path, behaviour, only=(WIDE,))
+    (case,) = run.record.cases
+    assert len(case.facts["runs"]) == REPEATS - 1
+    assert run.record.not_run == (f"{WIDE}, run 3: ended: nothing for 60 s while timing",)
+    again, _ = a_run(tmp_path, record=resumed(RECORD, tmp_path / PLACE), only=(WIDE,))
+    assert len(again.record.cases[0].facts["runs"]) == REPEATS
+    assert again.record.not_run == ()
