@@ -21,6 +21,7 @@ from flashgen.compiler.explanation import (
     Algorithm,
     Comparison,
     Explanation,
+    FamilyFacts,
     Formula,
     MaskFacts,
     RejectedTile,
@@ -46,7 +47,8 @@ from flashgen.schedule.dram import (
     grid_programs,
     resident_programs,
 )
-from flashgen.schedule.model import Rejection, Schedule, bucket_of
+from flashgen.schedule.families import PORTABLE
+from flashgen.schedule.model import HOPPER, Family, Rejection, Schedule, bucket_of
 from flashgen.schedule.orders import estimate, faster
 from flashgen.schedule.roofline import matmul_rate, roofline
 from flashgen.schedule.space import (
@@ -55,6 +57,7 @@ from flashgen.schedule.space import (
     default_schedule,
     enumerate_space,
     programs_per_sm,
+    unserved,
 )
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.target import TARGETS, Target, get_target
@@ -160,7 +163,9 @@ class _Order:
 
     @property
     def space(self) -> Space:
-        return enumerate_space(self.problem, bucket_of(self.shape.q_len, self.shape.kv_len))
+        """Of the portable family: whose tile shapes are shown."""
+        bucket = bucket_of(self.shape.q_len, self.shape.kv_len)
+        return enumerate_space(self.problem, bucket, (PORTABLE,))
 
     def schedule(self) -> Schedule | None:
         """The untuned choice; None where nothing fits."""
@@ -309,6 +314,7 @@ class _Explaining:
                 else 0
             ),
             regs_per_thread=needs.regs_per_thread_of(schedule) if needs and schedule else 0,
+            families=(_family(PORTABLE, space, None), self._hopper()),
             feasible=len(space.feasible),
             tried=len(space.feasible) + len(space.rejections),
             rejections=tuple(_rejection_groups(space)),
@@ -319,6 +325,12 @@ class _Explaining:
             peak_flops_per_s=peak,
             limits=tuple(self._limits(order, schedule, algorithms.get(chosen))),
         )
+
+    def _hopper(self) -> FamilyFacts:
+        problem = Problem(self.spec, self.target)
+        bucket = bucket_of(self.shape.q_len, self.shape.kv_len)
+        space = enumerate_space(problem, bucket, (HOPPER,))
+        return _family(HOPPER, space, unserved(HOPPER, problem, bucket))
 
     def _order(
         self,
@@ -380,6 +392,12 @@ class _Explaining:
         yield from _waste_limit(found)
         yield from _padding_limit(order.problem)
         yield _l2_limit(order.dram(schedule, order.figures(schedule)))
+
+
+def _family(family: Family, space: Space, missing: str | None) -> FamilyFacts:
+    rejected = tuple((reason, len(each)) for reason, each in space.grouped().items())
+    tried = len(space.feasible) + len(space.rejections)
+    return FamilyFacts(family, len(space.feasible), tried, rejected, missing)
 
 
 def _who(choice: Choice | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from flashgen.compiler.chosen import Choice, measured
 from flashgen.passes.lower import Order
-from flashgen.schedule.model import Schedule
+from flashgen.schedule.model import Family, Schedule
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.target import Target
 
@@ -63,6 +63,28 @@ class RejectionGroup:
 
     reason: str
     tiles: tuple[RejectedTile, ...]
+
+
+@dataclass(frozen=True)
+class FamilyFacts:
+    """How many schedules of a family fit, of how many, and how many are rejected for which reason.
+
+    missing: why there are none for the target, the spec or such lengths (None: there may be some).
+    """
+
+    family: Family
+    feasible: int
+    tried: int
+    rejected: tuple[tuple[str, int], ...]
+    missing: str | None
+
+    def __str__(self) -> str:
+        """In a sentence, without the family."""
+        if self.missing is not None:
+            return f"none: {self.missing}"
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in self.rejected)
+        rejected = f"; rejected: {reasons}" if reasons else ""
+        return f"{self.feasible} of {self.tried} schedules of the grid fit{rejected}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,8 @@ class Explanation:
     """Everything that `flashgen explain` says about a spec, a shape and a target.
 
     schedule: what a call of the shape gets; choice: who chose it, and the untuned one (None: no
-    schedule fits).
+    schedule fits). families: what there is of each; the grid, from `feasible` to `grid`, is the
+    portable family's.
     """
 
     spec: AttentionSpec
@@ -144,6 +167,7 @@ class Explanation:
     smem_bytes: int
     textbook_smem_bytes: int
     regs_per_thread: int
+    families: tuple[FamilyFacts, ...]
     feasible: int
     tried: int
     rejections: tuple[RejectionGroup, ...]

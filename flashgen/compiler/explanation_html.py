@@ -67,7 +67,9 @@ def _page(found: Explanation) -> Iterator[str]:
         yield f"<dt>{formula.name} = {formula.value:,} {formula.unit}</dt>"
         yield f"<dd><code>{escape(formula.text)}</code></dd>"
         yield f"<dd><code>{escape(formula.with_numbers)}</code></dd>"
-    yield "</dl><h2>Rejected tile shapes</h2>"
+    yield "</dl><h2>Families of kernels</h2><ul>"
+    yield from (f"<li>{each.family}: {escape(str(each))}</li>" for each in found.families)
+    yield "</ul><h2>Rejected tile shapes</h2>"
     for group in found.rejections:
         yield f"<h3>{escape(group.reason)}</h3>"
         first, *others = rejection_rows(group)

@@ -25,6 +25,7 @@ def explanation_text(found: Explanation) -> str:
         ("Mask", _mask(found)),
         ("Formulas", _formulas(found)),
         ("On chip", _tiles(found)),
+        ("Families of kernels", _families(found)),
         ("Rejected tile shapes", _rejections(found)),
         ("Largest tiles that fit", _frontier(found)),
     )
@@ -159,6 +160,12 @@ def _tiles(found: Explanation) -> Iterator[str]:
     limit = found.target.smem_per_block_bytes
     yield f"  shared memory, as the compiler allocates it: {of_limit(found.smem_bytes, limit)}"
     yield f"  shared memory, by the textbook: {of_limit(found.textbook_smem_bytes, limit)}"
+
+
+def _families(found: Explanation) -> Iterator[str]:
+    width = max(len(each.family) for each in found.families)
+    for each in found.families:
+        yield from _wrapped(str(each), f"  {each.family:{width}}  ", " " * (width + 4))
 
 
 def _rejections(found: Explanation) -> Iterator[str]:

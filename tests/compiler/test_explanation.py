@@ -77,7 +77,7 @@ def test_it_explains_the_schedule_that_would_be_compiled() -> None:
     found = explain(spec)
     problem = Problem(spec, get_target("nvidia-h200"))
     bucket = bucket_of(8192, 8192)
-    space = enumerate_space(problem, bucket)
+    space = enumerate_space(problem, bucket, ("triton",))
     plan, _ = choose.plan(spec, problem.target, has_lse=False)
     assert found.schedule == dict(plan.choices)[bucket]
     assert found.feasible == len(space.feasible)
@@ -402,3 +402,48 @@ def test_without_the_extra_a_picture_says_what_to_install(
 def test_a_picture_of_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(FlashgenError, match=r"ends in .png, .svg, .pdf \(got '.jpeg2'\)"):
         draw(explained("gpt2"), tmp_path / "out.jpeg2")
+
+
+# **** families ****
+
+FAMILIES: dict[str, tuple[AttentionSpec, str, dict[str, int] | None, str]] = {
+    "served": (
+        AttentionSpec(head_dim=256, dtype="bf16"),
+        "nvidia-h200",
+        None,
+        "24 of 256 schedules of the grid fit; rejected: 214 for smem_bytes, 18 for regs_per_thread",
+    ),
+    "arch": (
+        AttentionSpec(head_dim=64, dtype="bf16"),
+        "nvidia-a10",
+        None,
+        "none: kernels of family gluon_sm90 run on sm_90, nvidia-a10 is sm_86",
+    ),
+    "spec": (
+        AttentionSpec(head_dim=64, dtype="fp32"),
+        "nvidia-h200",
+        None,
+        "none: dtype fp32 of gluon_sm90: not served",
+    ),
+    "lengths": (
+        AttentionSpec(head_dim=64, dtype="bf16"),
+        "nvidia-h200",
+        {"batch": 8, "q_heads": 8, "kv_heads": 8, "q_len": 1, "kv_len": 4096},
+        "none: short lengths of gluon_sm90: not served",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_there_is_of_each_family(name: str) -> None:
+    spec, target, shape, said = FAMILIES[name]
+    found = explain(spec, target=target, shape=shape)
+    triton, hopper = found.families
+    assert (triton.family, hopper.family) == ("triton", "gluon_sm90")
+    assert str(hopper) == said
+    assert (triton.feasible, triton.tried, triton.missing) == (found.feasible, found.tried, None)
+    assert sum(count for _, count in triton.rejected) == triton.tried - triton.feasible
+    facts = found.to_dict()["families"]
+    assert json.loads(json.dumps(facts))[1]["feasible"] == hopper.feasible
+    told = " ".join(str(found).split())
+    assert f"gluon_sm90 {said}" in told
