@@ -29,7 +29,7 @@ from flashgen.bench.fa_turns import Turn, known_bad, resting, turns_of
 from flashgen.bench.record import CaseRecord, Result
 from flashgen.bench.run import Run, now
 from flashgen.target import Target
-from flashgen.tune.ahead import Compiling
+from flashgen.tune.ahead import LATE, Compiling
 
 PREPARATION_SHARE = 0.35  # of the budget, at most
 CASE_S = 12.0  # of a case with all contestants: less left means that none is begun
@@ -153,15 +153,15 @@ class _Timing:
         with self._lock:
             self._first -= turn.number == 1
             known = self._run.record.case(case.id)
-        rests = resting(known)
+        rests, entrants = resting(known), turn.group.entrants[case.id]
         bad = {name: why for (spec, name), why in self._bad.items() if spec == turn.group.name}
-        reason = ""
-        for _ in range(TRIES):
+        late = sum(bad.get(each.name) == LATE for each in entrants)
+        reason = f"{late} of its schedules were {LATE}" if late and known is None else ""
+        for _ in range(0 if reason else TRIES):
             left = self._end - time.monotonic()
             if left < CASE_S:
                 reason = reason or f"{BUDGET} of {self._run.budget_s:g} s was spent"
                 break
-            entrants = turn.group.entrants[case.id]
             task = TimeTask(
                 case,
                 tuple(each for each in entrants if each.name not in {*bad, *rests}),

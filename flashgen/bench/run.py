@@ -75,20 +75,33 @@ class Run:
 
     def finish(self) -> None:
         """The suite came to its end; what was left out is in the record."""
-        self.record = replace(self.record, complete=True)
-        self.save()
+        self.record = replace(self.record, complete=True, seconds=round(self.seconds, 1))
+        self._write(".json", self.record.to_json())
+        self._write(".md", render(self.record))
 
     def save(self) -> None:
-        """Write the record, then its table, each whole or not at all."""
+        """Write the record, then its table, each whole or not at all.
+
+        A table that cannot be made is said, and ends nothing: what is still to be measured counts
+        for more. `finish` raises its error.
+        """
         self.record = replace(self.record, seconds=round(self.seconds, 1))
+        self._write(".json", self.record.to_json())
+        try:
+            text = render(self.record)
+        except Exception as error:  # whatever it is, it is the report's
+            self.say(f"{self.seconds:6.1f} s  no table: {type(error).__name__}: {error}")
+        else:
+            self._write(".md", text)
+
+    def _write(self, suffix: str, text: str) -> None:
         if self.out is None:
             return
         folder = self.out / self.record.target
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix, write in ((".json", Record.to_json), (".md", render)):
-            temporary = folder / f".{self.record.suite}{suffix}.partial"
-            temporary.write_text(write(self.record), encoding="utf-8")
-            temporary.replace(folder / f"{self.record.suite}{suffix}")
+        temporary = folder / f".{self.record.suite}{suffix}.partial"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / f"{self.record.suite}{suffix}")
 
 
 def now() -> str:

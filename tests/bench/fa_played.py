@@ -24,8 +24,8 @@ RECORD = Record("fa-paper", "nvidia-h200", {"gpu": "none"}, "flashgen bench", "2
 class Helper:
     """Compiles nothing; what `bad` names does not compile."""
 
-    def __init__(self, bad: str = "nothing") -> None:
-        self.bad = bad
+    def __init__(self, bad: str = "nothing", error: str = "spills") -> None:
+        self.bad, self.error = bad, error
 
     def __enter__(self) -> Helper:
         return self
@@ -38,7 +38,7 @@ class Helper:
 
     def wait_for(self, jobs: Any, until: float) -> dict[Any, Compiled]:
         return {
-            job: Compiled(1.0, error="spills" if self.bad in str(job.schedule) else None)
+            job: Compiled(1.0, error=self.error if self.bad in str(job.schedule) else None)
             for job in jobs
         }
 
@@ -99,7 +99,7 @@ def a_run(
     tmp_path: Path, behaviour: Callable[[object], Any] = answer, **more: Any
 ) -> tuple[Run, list[str]]:
     said: list[str] = []
-    bad = more.pop("bad", "nothing")
+    bad, error = more.pop("bad", "nothing"), more.pop("error", "spills")
     gpus = more.pop("gpus", ["0"])
     record, outside = more.pop("record", RECORD), more.pop("outside", ())
     options = {"budget_s": 1e5, "only": ("d128/n8192",)} | more
@@ -110,7 +110,7 @@ def a_run(
         gpus,
         outside=outside,
         start=lambda gpu, environment: Player(behaviour),
-        compiling=lambda: Helper(bad),  # type: ignore[arg-type, return-value]
+        compiling=lambda: Helper(bad, error),  # type: ignore[arg-type, return-value]
     )
     run.finish()
     return run, said

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fa_played import H200, RECORD, a_run, answer, made_up_ms
 
-from flashgen.bench import fa_suite, run
+from flashgen.bench import fa_suite
+from flashgen.bench import run as run_module
 from flashgen.bench.fa_cases import FA3, FA3_PLAIN, FLEX, GRID, VARIANT, fa_cases, find
 from flashgen.bench.fa_entrants import groups_of
 from flashgen.bench.fa_figures import is_ours
@@ -22,6 +23,7 @@ from flashgen.bench.fa_tasks import CeilingsTask, SettleTask, TimeTask
 from flashgen.bench.fa_turns import REPEATS, known_bad, resting, turns_of
 from flashgen.bench.record import Accuracy, CaseRecord, Record, RecordError, Result, load
 from flashgen.bench.resume import resumed
+from flashgen.bench.run import Run
 from flashgen.tune.ahead import LATE
 from flashgen.tune.summary import summarise
 
@@ -61,7 +63,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     found = Watch()
     monkeypatch.setattr(fa_suite, "time", found)
-    monkeypatch.setattr(run, "time", found)
+    monkeypatch.setattr(run_module, "time", found)
     return found
 
 
@@ -370,3 +372,46 @@ def test_a_repeated_run_that_fails_is_said_and_costs_nothing_else(tmp_path: Path
     again, _ = a_run(tmp_path, record=resumed(RECORD, tmp_path / PLACE), only=(WIDE,))
     assert len(again.record.cases[0].facts["runs"]) == REPEATS
     assert again.record.not_run == ()
+
+
+def test_a_case_waits_for_schedules_that_were_not_compiled_in_time(tmp_path: Path) -> None:
+    run, _ = a_run(tmp_path, bad=" dynamic ", error=LATE, only=("grid/d128/n8192/",))
+    assert run.record.cases == ()
+    assert {text.split(": ")[1] for text in run.record.not_run} <= {
+        f"{number} of its schedules were not compiled in time" for number in range(1, 6)
+    }
+    again, _ = a_run(tmp_path, record=resumed(RECORD, tmp_path / PLACE), only=("grid/d128/n8192/",))
+    assert len(again.record.cases) == 2
+    assert again.record.not_run == ()
+
+
+def test_a_repeated_run_goes_without_schedules_that_are_late(tmp_path: Path) -> None:
+    only = ("grid/d128/n8192/full",)
+    a_run(tmp_path, only=only, budget_s=20.0, began=run_module.time.monotonic())
+    record = replace(resumed(RECORD, tmp_path / PLACE))
+    (case,) = record.cases
+    first = replace(case, facts={**case.facts, "runs": case.facts["runs"][:1]})
+    record = replace(record, cases=(first,))
+    found, _ = a_run(tmp_path, record=record, bad=" dynamic ", error=LATE, only=only)
+    (joined,) = found.record.cases
+    last = joined.facts["runs"][-1]
+    assert len(joined.facts["runs"]) == 2
+    assert not any(" dynamic " in name for name in last["ms"])
+    assert any(is_ours(name) for name in last["ms"])
+
+
+def test_a_table_that_cannot_be_made_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(record: Record) -> str:
+        raise KeyError("a column")
+
+    monkeypatch.setattr(run_module, "render", broken)
+    said: list[str] = []
+    kept = Run(RECORD, said.append, out=tmp_path)
+    kept.add(a_case({FA3: 1.0}))
+    assert load(tmp_path / PLACE).cases == kept.record.cases
+    assert said[-1].endswith("no table: KeyError: 'a column'")
+    with pytest.raises(KeyError):
+        kept.finish()
+    assert load(tmp_path / PLACE).complete
