@@ -299,8 +299,8 @@ def shape_figures(problem: Problem, plan: Plan) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for shape in problem.spec.shapes:
         schedule = for_shape(problem, chosen[bucket_of(shape.q_len, shape.kv_len)], shape)
-        tile, splits = (schedule.block_m, schedule.block_n), schedule.splits
-        seen = visits(problem.spec, shape, *tile, num_kv_splits=splits)
+        tile, splits = (schedule.block_m, schedule.block_n), schedule.splits_for(shape.kv_len)
+        seen = visits(problem.spec, shape, *tile, num_kv_splits=splits, kernel=schedule.kernel)
         figures = budget_for(problem, schedule).figures(
             schedule,
             shape,

@@ -35,7 +35,7 @@ from flashgen.compiler.report import loop_bounds
 from flashgen.errors import ScheduleError
 from flashgen.ir import symbols as sym
 from flashgen.passes.count import Visits, visible_pairs, visits
-from flashgen.passes.lower import Order
+from flashgen.passes.lower import Kernel, Order
 from flashgen.passes.visibility import visibility
 from flashgen.problem import Problem
 from flashgen.schedule import budget as budgets
@@ -139,10 +139,15 @@ def _array_bytes(spec: AttentionSpec, shape: Shape) -> int:
 
 @cache
 def _visits(
-    spec: AttentionSpec, shape: Shape, block_m: int, block_n: int, num_kv_splits: int
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    num_kv_splits: int = 1,
+    kernel: Kernel = "loop",
 ) -> Visits:
     """Inputs are not known here: what they hide counts as visited."""
-    return visits(spec, shape, block_m, block_n, num_kv_splits=num_kv_splits)
+    return visits(spec, shape, block_m, block_n, num_kv_splits=num_kv_splits, kernel=kernel)
 
 
 @cache
@@ -178,8 +183,9 @@ class _Order:
 
     def visits(self, schedule: Schedule) -> Visits:
         spec = self.problem.spec
-        tile = (schedule.block_m, schedule.block_n, schedule.splits)
-        return _visits(_any_order(spec), self.shape, *tile)
+        tile = schedule.block_m, schedule.block_n
+        splits = schedule.splits_for(self.shape.kv_len)
+        return _visits(_any_order(spec), self.shape, *tile, splits, schedule.kernel)
 
     def budget(self, schedule: Schedule) -> Budget:
         return budget_for(self.problem, schedule, return_lse=False)
@@ -364,12 +370,13 @@ class _Explaining:
     def _mask(self, schedule: Schedule | None) -> MaskFacts:
         spec, shape = _any_order(self.spec), self.shape
         block_m, block_n = (schedule.block_m, schedule.block_n) if schedule else (64, 64)
+        kernel: Kernel = schedule.kernel if schedule else "loop"
         return MaskFacts(
             predicate=str(visibility(spec).predicate),
-            bounds=tuple(line.replace("`", "") for line in loop_bounds(spec)),
+            bounds=tuple(line.replace("`", "") for line in loop_bounds(spec, kernel)),
             visible_pairs=_pairs(spec, shape),
             pairs=shape.q_len * shape.kv_len,
-            visited_tiles=_visits(spec, shape, block_m, block_n, 1).tiles,
+            visited_tiles=_visits(spec, shape, block_m, block_n, kernel=kernel).tiles,
             tiles=math.ceil(shape.q_len / block_m) * math.ceil(shape.kv_len / block_n),
         )
 
@@ -550,7 +557,7 @@ def _problem_numbers(
         sym.FIRST_VISITS: seen.first_visits,
         sym.VISITED_KEYS: seen.keys,
         sym.WALKED_KEY_TILES: seen.key_tiles,
-        sym.NUM_KV_SPLITS: schedule.splits,
+        sym.NUM_KV_SPLITS: schedule.splits_for(shape.kv_len),
     }
     return {symbol: sp.Integer(value) for symbol, value in numbers.items()}
 

@@ -14,6 +14,7 @@ import sympy as sp
 from numpy.typing import NDArray
 
 from flashgen.passes.count import tile_classes, visible_matrix
+from flashgen.passes.lowering import Kernel
 from flashgen.passes.visibility import visibility
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.spec.parts import Input, Same
@@ -43,7 +44,9 @@ class MaskSample:
     whole: bool
 
 
-def sample_mask(spec: AttentionSpec, shape: Shape, block_m: int, block_n: int) -> MaskSample:
+def sample_mask(
+    spec: AttentionSpec, shape: Shape, block_m: int, block_n: int, kernel: Kernel = "loop"
+) -> MaskSample:
     """The mask of the first batch and head, at most of `shape`'s lengths, with drawn inputs."""
     length = _length(spec, max(block_m, block_n))
     q_len, kv_len = min(shape.q_len, length), min(shape.kv_len, length)
@@ -58,7 +61,7 @@ def sample_mask(spec: AttentionSpec, shape: Shape, block_m: int, block_n: int) -
         block_m=block_m,
         block_n=block_n,
         density=pixels,
-        classes=tile_classes(spec, small, block_m, block_n, inputs),
+        classes=tile_classes(spec, small, block_m, block_n, inputs, kernel),
         drawn=tuple(sorted(inputs)),
         whole=(q_len, kv_len) == (shape.q_len, shape.kv_len),
     )

@@ -100,7 +100,7 @@ def embedded(found: Explanation) -> dict[str, str]:
 def _pictures(found: Explanation) -> dict[str, Callable[[Axes], None]]:
     schedule = found.schedule
     block = (schedule.block_m, schedule.block_n) if schedule else (64, 64)
-    sample = sample_mask(found.spec, found.shape, *block)
+    sample = sample_mask(found.spec, found.shape, *block, schedule.kernel if schedule else "loop")
     return {
         "roofline": lambda axes: _roofline(axes, found),
         "tile shapes": lambda axes: _tile_shapes(axes, found),

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from flashgen.passes.inputs import NUM_BATCH, NUM_KV_HEADS, NUM_Q_HEADS
 from flashgen.passes.key_tiles import ChunkTiles, SpanKeys, Walk, key_tile_ranges
 from flashgen.passes.lines import Lines, NotLinearError, over
+from flashgen.passes.lowering import Kernel
 from flashgen.passes.visibility import (
     Q_FIRST,
     Q_LAST,
@@ -174,10 +175,13 @@ def visits(
     inputs: Inputs | None = None,
     *,
     num_kv_splits: int = 1,
+    kernel: Kernel = "loop",
     batch: int = 0,
     q_head: int = 0,
 ) -> Visits:
     """Tile pairs that a kernel walks; of `num_kv_splits` splits each has every such key tile.
+
+    A single-tile kernel has no bounds: each query tile computes its one key tile.
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visits(spec, Shape(1, 1, 1, 256, 256), 64, 64, num_kv_splits=2)
@@ -185,8 +189,15 @@ def visits(
     >>> windowed = spec.replace(mask=["causal", {"window": {"left": 63}}])
     >>> visits(windowed, Shape(1, 1, 1, 1, 4096), 16, 64)
     Visits(tiles=1, first_visits=1, keys=64, key_tiles=1)
+    >>> visits(spec, Shape(1, 1, 1, 256, 32), 64, 64)
+    Visits(tiles=1, first_visits=1, keys=32, key_tiles=1)
+    >>> visits(spec, Shape(1, 1, 1, 256, 32), 64, 64, kernel="single_tile")
+    Visits(tiles=4, first_visits=4, keys=32, key_tiles=1)
     """
     place = _Place.of(spec, shape, inputs, batch, q_head)
+    if kernel == "single_tile":
+        tiles = _tiles_of_one_key_tile(shape, block_m)
+        return Visits(tiles, tiles, place.kv_len if tiles else 0, min(1, tiles))
 
     def part(first: Any) -> tuple[int, int, list[tuple[int, int]]]:
         spans = _spans_of_tiles(place, first, block_m)
@@ -208,6 +219,11 @@ def visits(
         keys=min(keys, tiles * block_n),
         key_tiles=sum(hi - lo for lo, hi in walked),
     )
+
+
+def _tiles_of_one_key_tile(shape: Shape, block_m: int) -> int:
+    """What a kernel without a key loop computes: a tile for each query tile, if there are keys."""
+    return -(-shape.q_len // block_m) if shape.kv_len else 0
 
 
 def _disjoint(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -248,15 +264,24 @@ def walks(
     block_n: int,
     inputs: Inputs | None = None,
     *,
+    kernel: Kernel = "loop",
     batch: int = 0,
     q_head: int = 0,
 ) -> Walks:
     """How many key tiles the query tiles visit in one batch and query head.
 
+    A single-tile kernel computes its one key tile, and the mask in it, for each query tile.
+
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> walks(spec, Shape(1, 1, 1, 256, 256), 64, 64)
     Walks(query_tiles=4, total=10, longest=4, full=6)
+    >>> walks(spec, Shape(1, 1, 1, 256, 32), 64, 64, kernel="single_tile")
+    Walks(query_tiles=4, total=4, longest=1, full=0)
     """
+    query_tiles = -(-shape.q_len // block_m)
+    if kernel == "single_tile":
+        tiles = _tiles_of_one_key_tile(shape, block_m)
+        return Walks(query_tiles, tiles, min(1, tiles), full=0)
     place = _Place.of(spec, shape, inputs, batch, q_head)
 
     def part(first: Any) -> tuple[int, int, int]:
@@ -271,7 +296,7 @@ def walks(
 
     parts = _of_tiles(place, block_m, part)
     return Walks(
-        query_tiles=-(-shape.q_len // block_m),
+        query_tiles=query_tiles,
         total=sum(total for total, _, _ in parts),
         longest=max((longest for _, longest, _ in parts), default=0),
         full=sum(full for _, _, full in parts),
@@ -308,16 +333,19 @@ def tile_classes(
     block_m: int,
     block_n: int,
     inputs: Inputs,
+    kernel: Kernel = "loop",
 ) -> NDArray[np.int8]:
     """[query tiles, key tiles] of EMPTY, PARTIAL, FULL: what the kernel does in the first head.
 
     For small shapes. A visited tile is full where the loop bounds prove it, not where it happens to
-    be: the tile that the end of the keys cuts is partial.
+    be: the tile that the end of the keys cuts is partial, and every tile of a single-tile kernel.
     """
     place = _Place.of(spec, shape, inputs, 0, 0)
     first = np.arange(0, shape.q_len, block_m, dtype=np.int64)
     key_tile = np.arange(-(-shape.kv_len // block_n), dtype=np.int64)
     classes = np.full((len(first), len(key_tile)), EMPTY, dtype=np.int8)
+    if kernel == "single_tile":
+        return np.full_like(classes, PARTIAL)
     for lo, hi in key_tile_ranges(_spans_of_tiles(place, first, block_m), block_n):
         classes[(key_tile >= lo[:, None]) & (key_tile < hi[:, None])] = PARTIAL
     last = np.minimum(first + block_m, shape.q_len) - 1

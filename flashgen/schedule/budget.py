@@ -230,15 +230,16 @@ class Budget:
         pairs with a visited tile, key_tiles: those that the outer loop walks; only flash1 asks for
         either. visited_keys: those of visited key tiles. None: all of them.
         """
+        splits = schedule.splits_for(shape.kv_len) if schedule else 1
         if first_visits is None:
             first_visits = 0
             if schedule is not None:
-                first_visits = -(-shape.q_len // schedule.block_m) * schedule.splits
+                first_visits = -(-shape.q_len // schedule.block_m) * splits
         if key_tiles is None:
             key_tiles = -(-shape.kv_len // schedule.block_n) if schedule is not None else 0
         numbers = (
             *self._numbers(schedule),
-            schedule.splits if schedule else 1,
+            splits,
             shape.batch,
             shape.q_heads,
             shape.kv_heads,

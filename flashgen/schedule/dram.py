@@ -74,7 +74,7 @@ def dram_bytes_model(
 
     seen: tile pairs per batch and query head, as in `Budget.figures`.
     """
-    model = _flash1 if schedule.loop_order == "flash1" else _flash2
+    model = _flash1 if schedule.keys_outside else _flash2
     return model(problem, schedule, shape, figures, seen)
 
 
@@ -107,18 +107,23 @@ def missed_share(working_set: float, held: float) -> float:
 
 def grid_programs(schedule: Schedule, shape: Shape) -> int:
     """Programs of one launch."""
-    if schedule.loop_order == "flash1":
-        return shape.batch * shape.q_heads * schedule.splits
+    if schedule.keys_outside:
+        return shape.batch * shape.q_heads * schedule.splits_for(shape.kv_len)
     return shape.batch * shape.q_heads * math.ceil(shape.q_len / schedule.block_m)
 
 
 def for_shape(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
-    """`schedule` as a call of this shape runs it: with splits, of which none lacks a key tile."""
+    """`schedule` as a call of this shape runs it: with splits, of which none lacks a key tile.
+
+    Where the call decides, a single split is the whole kernel. A fixed number of splits stays one
+    of two or more, also where there is one key tile: its module has no other kernel than that of
+    splits, which runs once then, and a merge (`Schedule.splits_for`).
+    """
     splits = schedule.num_kv_splits
     if splits is None:
         splits = splits_that_fill(problem, schedule, shape)
-    key_tiles = max(1, math.ceil(shape.kv_len / schedule.block_n))
-    return replace(schedule, num_kv_splits=min(splits, key_tiles))
+    key_tiles = math.ceil(shape.kv_len / schedule.block_n)
+    return replace(schedule, num_kv_splits=min(splits, max(2, key_tiles)))
 
 
 def splits_that_fill(problem: Problem, schedule: Schedule, shape: Shape) -> int:
@@ -171,7 +176,7 @@ def _flash1(
 ) -> DramTraffic:
     """The state of rows, read and written by each visit but the first and the last; and q."""
     held = held_bytes(problem.target)
-    heads, splits = shape.batch * shape.q_heads, schedule.splits
+    heads, splits = shape.batch * shape.q_heads, schedule.splits_for(shape.kv_len)
     if not (heads and seen.tiles):
         return DramTraffic(figures.dram_bytes, 0, held, 0, 0)
     q_row = problem.elem_bytes * problem.head_dim_qk
@@ -182,7 +187,8 @@ def _flash1(
     missed = missed_share(working_set, held)
     q_again = max(0.0, heads * (seen.tiles * q_tile / splits - shape.q_len * q_row))
     carried = heads * (seen.tiles - seen.first_visits) * state_tile
-    left = heads * seen.first_visits * state_tile if splits > 1 else 0  # for the merge to read
+    merges = schedule.splits > 1  # also where a single one is launched
+    left = heads * seen.first_visits * state_tile if merges else 0
     merged = missed_share(left, held) * left
     written = carried * (missed + CLEANED * (1 - missed)) if working_set > held else 0.0
     return DramTraffic(

@@ -122,6 +122,15 @@ class Schedule:
         assert self.num_kv_splits is not None, f"{self}: the number of splits depends on the shape"
         return self.num_kv_splits
 
+    def splits_for(self, kv_len: int) -> int:
+        """Splits that a call with so many keys launches: none is without a key tile."""
+        return min(self.splits, max(1, -(-kv_len // self.block_n)))
+
+    @property
+    def keys_outside(self) -> bool:
+        """Whether the kernel's outer loop walks key tiles; one without a loop has no order."""
+        return self.kernel == "loop" and self.loop_order == "flash1"
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able dict with every field, in declaration order; `sm90` only where it is used."""
         found = asdict(self)

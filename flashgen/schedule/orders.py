@@ -107,7 +107,8 @@ def estimate(problem: Problem, schedule: Schedule, shape: Shape) -> OrderEstimat
     """The model's figures of a schedule on a shape; what inputs hide counts as visible."""
     schedule = for_shape(problem, schedule, shape)
     tile = schedule.block_m, schedule.block_n
-    seen = visits(problem.spec, shape, *tile, num_kv_splits=schedule.splits)
+    splits = schedule.splits_for(shape.kv_len)
+    seen = visits(problem.spec, shape, *tile, num_kv_splits=splits, kernel=schedule.kernel)
     figures = budget_for(problem, schedule).figures(
         schedule,
         shape,

@@ -22,6 +22,7 @@ from functools import cache
 import sympy as sp
 
 from flashgen.passes.count import Inputs, Visits, Walks, visible_pairs, visits, walks
+from flashgen.passes.lowering import Kernel
 from flashgen.problem import Problem
 from flashgen.schedule.budget import Budget, budget_for
 from flashgen.schedule.dram import dram_bytes_model, for_shape, grid_programs
@@ -144,9 +145,9 @@ def predict(
     """The prediction with its parts; inputs: what the mask reads, where it is known."""
     schedule = for_shape(problem, schedule, shape)
     needs = budget_for(problem, schedule)
-    tile = schedule.block_m, schedule.block_n
-    walked = _walks(problem.spec, shape, *tile, inputs)
-    seen = _visits(problem.spec, shape, *tile, schedule.splits, inputs)
+    tile, splits = (schedule.block_m, schedule.block_n), schedule.splits_for(shape.kv_len)
+    walked = _walks(problem.spec, shape, *tile, inputs, schedule.kernel)
+    seen = _visits(problem.spec, shape, *tile, splits, inputs, schedule.kernel)
     figures = needs.figures(
         schedule,
         shape,
@@ -168,7 +169,7 @@ def predict(
         step = _step(needs, schedule, walked, moved, machine, costs)
         fixed = _fixed_cycles(problem, schedule, costs)
         per_sm = _per_sm(needs, schedule, machine)
-        cycles, waves = _makespan(problem, schedule, walked, programs, per_sm, step, fixed)
+        cycles, waves = _makespan(problem, schedule, walked, splits, programs, per_sm, step, fixed)
     return Prediction(
         step=step,
         per_sm=per_sm,
@@ -198,11 +199,16 @@ def _on_hopper(
 
 
 def _walks(
-    spec: AttentionSpec, shape: Shape, block_m: int, block_n: int, inputs: Inputs | None
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    inputs: Inputs | None,
+    kernel: Kernel = "loop",
 ) -> Walks:
     if inputs is None:
-        return _walks_unknown(spec, shape, block_m, block_n)
-    return walks(spec, shape, block_m, block_n, inputs)
+        return _walks_unknown(spec, shape, block_m, block_n, kernel=kernel)
+    return walks(spec, shape, block_m, block_n, inputs, kernel=kernel)
 
 
 def _visits(
@@ -212,10 +218,11 @@ def _visits(
     block_n: int,
     num_kv_splits: int,
     inputs: Inputs | None,
+    kernel: Kernel,
 ) -> Visits:
     if inputs is None:
-        return _visits_unknown(spec, shape, block_m, block_n, num_kv_splits)
-    return visits(spec, shape, block_m, block_n, inputs, num_kv_splits=num_kv_splits)
+        return _visits_unknown(spec, shape, block_m, block_n, num_kv_splits, kernel)
+    return visits(spec, shape, block_m, block_n, inputs, num_kv_splits=num_kv_splits, kernel=kernel)
 
 
 # Inputs not known: many schedules share a tile.
@@ -224,9 +231,14 @@ _walks_unknown = cache(walks)
 
 @cache
 def _visits_unknown(
-    spec: AttentionSpec, shape: Shape, block_m: int, block_n: int, num_kv_splits: int
+    spec: AttentionSpec,
+    shape: Shape,
+    block_m: int,
+    block_n: int,
+    num_kv_splits: int,
+    kernel: Kernel,
 ) -> Visits:
-    return visits(spec, shape, block_m, block_n, num_kv_splits=num_kv_splits)
+    return visits(spec, shape, block_m, block_n, num_kv_splits=num_kv_splits, kernel=kernel)
 
 
 @cache
@@ -375,6 +387,7 @@ def _makespan(
     problem: Problem,
     schedule: Schedule,
     walked: Walks,
+    splits: int,
     programs: int,
     per_sm: int,
     step: Step,
@@ -385,8 +398,8 @@ def _makespan(
     if not programs:
         return 0.0, 0.0
     mean, longest = walked.mean, float(walked.longest)
-    if schedule.loop_order == "flash1":
-        mean = longest = walked.total / schedule.splits
+    if schedule.keys_outside:
+        mean = longest = walked.total / splits
 
     def duration(tiles: float, at_once: int) -> float:
         return fixed + tiles * step.rounds(at_once)

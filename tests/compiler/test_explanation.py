@@ -300,6 +300,32 @@ def test_short_keys_take_a_single_tile(length: int) -> None:
     assert str(found)
 
 
+@pytest.mark.parametrize("order", ["flash2", "flash1"])
+def test_a_single_tile_is_computed_by_query_tiles_that_see_nothing(order: str) -> None:
+    """512 queries, of which the last 64 see the 64 keys: no bounds skip the others' one tile."""
+    spec = AttentionSpec(head_dim=64, dtype="fp16", mask=["causal"], loop_order=order)
+    found = explain(spec, shape=Shape(1, 12, 12, 512, 64))
+    assert found.schedule is not None
+    assert found.schedule.kernel == "single_tile"
+    tiles = 512 // found.schedule.block_m
+    assert (found.mask.visited_tiles, found.mask.tiles) == (tiles, tiles)
+    (sentence,) = found.mask.bounds
+    assert sentence.startswith("No loop: all keys are one tile; every tile of query rows computes")
+    assert "skipped" not in str(found)
+    for algorithm in found.algorithms[:2]:
+        assert algorithm.programs == 12 * tiles
+        assert algorithm.dram_bytes == 12 * 64 * 2 * (2 * 512 + 2 * 64)
+
+
+def test_no_query_tile_skips_the_keys_of_a_single_tile() -> None:
+    """A mask that shows nothing: the loop kernel reads no key, the single tile reads them all."""
+    spec = AttentionSpec(head_dim=64, dtype="fp16", mask=[{"expr": "k > q + 5000"}])
+    short, long = (explain(spec, shape=Shape(1, 4, 4, 512, n)).algorithms[0] for n in (64, 4096))
+    rows = 4 * 512 * 64 * 2 * 2
+    assert short.dram_bytes == rows + 4 * 64 * 64 * 2 * 2
+    assert long.dram_bytes == rows
+
+
 # **** bad input ****
 
 

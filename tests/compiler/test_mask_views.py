@@ -37,6 +37,14 @@ def test_the_tile_that_the_end_cuts_is_partial() -> None:
     assert tile_classes(plain, one_head(64, 100), 64, 64, {}).tolist() == [[FULL, PARTIAL]]
 
 
+def test_a_single_tile_skips_nothing_and_masks_everywhere() -> None:
+    shape = one_head(256, 64)
+    assert tile_classes(CAUSAL, shape, 64, 64, {}).ravel().tolist() == [EMPTY] * 3 + [PARTIAL]
+    classes = tile_classes(CAUSAL, shape, 64, 64, {}, "single_tile")
+    assert classes.ravel().tolist() == [PARTIAL] * 4
+    assert sample_mask(CAUSAL, shape, 64, 64, "single_tile").classes.tolist() == classes.tolist()
+
+
 def test_only_some_rows_and_keys() -> None:
     picked = visible_matrix(
         CAUSAL, one_head(8, 8), {}, rows=np.array([0, 7]), keys=np.array([0, 3, 7])

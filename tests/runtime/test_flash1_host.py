@@ -18,11 +18,13 @@ from triton.runtime.jit import create_function_from_signature
 from flashgen import AttentionSpec, reference
 from flashgen.codegen.options import options
 from flashgen.compiler import choose
+from flashgen.passes.count import visits
 from flashgen.problem import Problem
 from flashgen.runtime.interpret import interpreting
 from flashgen.runtime.load import load_module
 from flashgen.runtime.merge import merge
-from flashgen.schedule.dram import for_shape, splits_that_fill
+from flashgen.schedule.budget import budget_for
+from flashgen.schedule.dram import for_shape, grid_programs, splits_that_fill
 from flashgen.schedule.model import Schedule
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
@@ -108,16 +110,45 @@ def test_there_are_no_more_splits_than_key_tiles(
     module = load_module(path, interpreted=False)
     asked = replace(SCHEDULE, num_kv_splits=1000)
     shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=40, kv_len=kv_len)
-    assert for_shape(Problem(SPEC, H200), asked, shape).num_kv_splits == splits
+    assert for_shape(Problem(SPEC, H200), asked, shape).splits_for(kv_len) == splits
     whole, split, merged = launches(module, monkeypatch, 1, 2, 40, kv_len, schedule=asked).values()
-    assert len(whole.calls) == (splits == 1)
+    assert not whole.calls
     found = [(call[0], call[1][-1]) for call in (*split.calls, *merged.calls)]
-    assert found == ([] if splits == 1 else [((2 * splits,), splits), ((3 * 2,), splits)])
-    args = (whole if splits == 1 else split).calls[0][1]
+    assert found == [((2 * splits,), splits), ((3 * 2,), splits)]
+    args = split.calls[0][1]
     state = {
         tuple(a.shape) for a in args if torch.is_tensor(a) and a.dim() < 4 and a.shape[-1] == 16
     }
     assert state == {(2 * splits, 40, 16)}
+
+
+@pytest.mark.parametrize("asked", [None, 1, 2, 3, 1000])
+@pytest.mark.parametrize("kv_len", [0, 1, 32, 33, 70, 4096])
+def test_the_model_prices_the_kernels_that_run(
+    asked: int | None, kv_len: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load_module(path, interpreted=False)
+    problem, schedule = Problem(SPEC, H200), replace(SCHEDULE, num_kv_splits=asked)
+    shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=40, kv_len=kv_len)
+    priced = for_shape(problem, schedule, shape)
+    needs = budget_for(problem, priced, return_lse=True)
+    ran = launches(module, monkeypatch, 1, 2, 40, kv_len, schedule=schedule)
+    counts = [len(recorder.calls) for recorder in ran.values()]
+    assert counts == ([1, 0, 0] if not needs.others else [0, 1, 1])
+    ((grid, args, _), *_) = (call for recorder in ran.values() for call in recorder.calls)
+    assert grid == (grid_programs(priced, shape),)
+    state = [a for a in args if torch.is_tensor(a) and 1 < a.dim() < 4 and len(a) == grid[0]]
+    seen = visits(SPEC, shape, 16, 32, num_kv_splits=priced.splits_for(kv_len))
+    figures = needs.figures(
+        priced,
+        shape,
+        visited_tiles=seen.tiles,
+        visible_pairs=0,
+        first_visits=seen.first_visits,
+        visited_keys=seen.keys,
+        key_tiles=seen.key_tiles,
+    )
+    assert figures.workspace_bytes == sum(4 * a.numel() for a in state)
 
 
 def test_one_variant_of_each_kernel_serves_every_shape(

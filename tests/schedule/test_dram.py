@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from flashgen.passes.count import visits
 from flashgen.problem import Problem
 from flashgen.schedule.budget import budget_for
-from flashgen.schedule.dram import DramTraffic, dram_bytes_model, grid_programs
+from flashgen.schedule.dram import DramTraffic, dram_bytes_model, for_shape, grid_programs
 from flashgen.schedule.model import Schedule
+from flashgen.schedule.orders import estimate
 from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.target import get_target
 
@@ -90,6 +92,30 @@ def test_flash1_carries_its_state_through_l2() -> None:
 def test_no_work_moves_nothing(order: str) -> None:
     assert traffic(Shape(0, 4, 4, 128, 128), order).total_bytes == 0
     assert traffic(Shape(1, 4, 4, 0, 0), order).total_bytes == 0
+
+
+def test_no_more_splits_than_key_tiles_are_priced() -> None:
+    """8 splits of one key tile: the kernel of splits runs once, and a merge reads what it left."""
+    spec = AttentionSpec(head_dim=64, dtype="bf16", loop_order="flash1")
+    problem, shape = Problem(spec, get_target("nvidia-h200")), Shape(1, 4, 4, 128, 64)
+    asked = Schedule(
+        loop_order="flash1", block_m=64, block_n=64, num_warps=4, num_stages=1, num_kv_splits=8
+    )
+    runs = for_shape(problem, asked, shape)
+    assert runs.splits_for(shape.kv_len) == 1
+    assert grid_programs(runs, shape) == 4
+    split, whole = (
+        estimate(problem, schedule, shape) for schedule in (asked, replace(asked, num_kv_splits=1))
+    )
+    state = 4 * 128 * (4 * 64 + 8)  # of one split, written and read
+    assert split.tile_traffic_bytes == whole.tile_traffic_bytes + 2 * state
+    assert split.dram_bytes == whole.dram_bytes + state
+    assert split.programs == whole.programs == 4
+    assert split.time_us > whole.time_us  # two launches
+    (left_open, fixed) = (
+        for_shape(problem, replace(asked, num_kv_splits=n), shape) for n in (None, 1)
+    )
+    assert left_open == fixed
 
 
 def test_programs_of_a_grid() -> None:

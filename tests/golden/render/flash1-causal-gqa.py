@@ -542,7 +542,8 @@ def run(kernel, options, q, k, v, out, lse):
         device=q.device,
     )
     m_workspace, l_workspace = torch.empty(2, heads, q_len, dtype=torch.float32, device=q.device)
-    if num_kv_splits == 1:
+    # A schedule with a number of its own has the kernel for that number, however few keys there are.
+    if num_kv_splits == 1 and options["num_kv_splits"] in (None, 1):
         attention_fwd_flash1[(heads,)](
             q, k, v, out, lse,
             q.stride(0) // align, q.stride(1) // align, q.stride(2) // align, q.stride(3),
