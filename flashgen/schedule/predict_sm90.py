@@ -189,8 +189,8 @@ def _per_tile(problem: Problem, schedule: Schedule, costs: HopperCosts) -> float
 
 
 def _lengths(problem: Problem, walked: Walks, steps: float) -> Cycles:
-    """Cycles of a head's query tiles in the order of their numbers, as if their lengths fell evenly
-    from the longest (causal masks do so; a window's first tiles are few)."""
+    """Cycles of a head's query tiles, the longest first, as if their lengths fell evenly: those of
+    causal masks do, and a window has few shorter ones."""
     heavy_first = any(span.heavy_last for span in visibility(problem.spec).spans)
     ratio = walked.longest / walked.mean if heavy_first and walked.total else 1.0
     longest = steps * ratio
