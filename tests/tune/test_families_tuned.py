@@ -3,14 +3,16 @@ table comes out, what is rejected, and `--family`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
-from entries import SPEC, TARGET
+from entries import SPEC, TARGET, entry, table
 from fakes import FakeMeasurer, timed
 from tuning_cases import ALL_FEASIBLE, BUCKET, DEFAULT, PROBLEM
 from typer.testing import CliRunner
@@ -31,7 +33,8 @@ from flashgen.tune import lookup
 from flashgen.tune.session import case_of, digest_of, space_of
 from flashgen.tune.strategies import ModelOrder, TpeOrder, _Axes, _standardised
 from flashgen.tune.study import parameters
-from flashgen.tune.table import read_table
+from flashgen.tune.table import read_table, write_table
+from flashgen.tune.table_schema import table_schema
 from flashgen.tune.toolchain import Device
 from flashgen.tune.work import predictions
 
@@ -82,17 +85,17 @@ def test_the_untuned_choice_then_the_two_best_of_each_family() -> None:
 
 def test_the_fastest_of_both_families_is_the_entry() -> None:
     found, measurer = tune(hopper_wins, trials=24)
-    (entry,) = found.table.entries if found.table else ()
-    assert entry.schedule.family == HOPPER
-    assert entry.default == DEFAULT
-    assert entry.kernel_digest == digest_of(PROBLEM, entry.schedule)
+    (kept,) = found.table.entries if found.table else ()
+    assert kept.schedule.family == HOPPER
+    assert kept.default == DEFAULT
+    assert kept.kernel_digest == digest_of(PROBLEM, kept.schedule)
     assert {each.family for each in measurer.measured} == {"triton", HOPPER}
     plan, _ = choose.plan(SPEC, TARGET, has_lse=False)
-    assert dict(plan.choices)[BUCKET] == entry.schedule
+    assert dict(plan.choices)[BUCKET] == kept.schedule
     found, _ = tune(triton_wins, trials=24, storage="memory")
-    (entry,) = found.table.entries if found.table else ()
-    assert entry.schedule.family == "triton"
-    assert entry.kernel_digest == digest_of(PROBLEM, DEFAULT)
+    (kept,) = found.table.entries if found.table else ()
+    assert kept.schedule.family == "triton"
+    assert kept.kernel_digest == digest_of(PROBLEM, DEFAULT)
 
 
 def test_the_model_learns_which_family_is_faster() -> None:
@@ -119,6 +122,17 @@ def test_what_compilers_refuse_is_no_trial_and_what_hangs_is_one() -> None:
     assert set(outcome.failures) <= {"hung"}
     assert result.entry is not None
     assert result.entry.schedule not in hangs
+
+
+def test_an_entry_of_the_family_reads_back_and_is_of_the_published_format(tmp_path: Path) -> None:
+    written = table(entry(BEST, time_us=12.5))
+    write_table(tmp_path / "tuned.json", written)
+    assert read_table(tmp_path / "tuned.json") == written
+    data = json.loads((tmp_path / "tuned.json").read_text("utf-8"))
+    jsonschema.validate(data, table_schema())
+    data["entries"][0]["schedule"]["sm90"]["scheduler"] = "fifo"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, table_schema())
 
 
 # **** trials ****
@@ -295,7 +309,7 @@ def test_the_command(
         ["tune", str(path), "--target", TARGET.id, "--family", "gluon_sm90", "--trials", "12"],
     )
     assert told.exit_code == 0, told.output
-    table = next(settings.user_tables_dir().rglob("tuned.json"))
-    assert read_table(table).entries[0].schedule.family == HOPPER
-    golden("tune/command/family.txt", told.stdout.replace(str(table), "TABLE"))
+    path = next(settings.user_tables_dir().rglob("tuned.json"))
+    assert read_table(path).entries[0].schedule.family == HOPPER
+    golden("tune/command/family.txt", told.stdout.replace(str(path), "TABLE"))
     lookup.forget()
