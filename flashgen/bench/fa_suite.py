@@ -156,7 +156,7 @@ class _Timing:
         rests, entrants = resting(known), turn.group.entrants[case.id]
         bad = {name: why for (spec, name), why in self._bad.items() if spec == turn.group.name}
         late = sum(bad.get(each.name) == LATE for each in entrants)
-        reason = f"{late} of its schedules were {LATE}" if late and known is None else ""
+        reason = f"{LATE}: {late} of its schedules" if late and known is None else ""
         for _ in range(0 if reason else TRIES):
             left = self._end - time.monotonic()
             if left < CASE_S:

@@ -377,9 +377,8 @@ def test_a_repeated_run_that_fails_is_said_and_costs_nothing_else(tmp_path: Path
 def test_a_case_waits_for_schedules_that_were_not_compiled_in_time(tmp_path: Path) -> None:
     run, _ = a_run(tmp_path, bad=" dynamic ", error=LATE, only=("grid/d128/n8192/",))
     assert run.record.cases == ()
-    assert {text.split(": ")[1] for text in run.record.not_run} <= {
-        f"{number} of its schedules were not compiled in time" for number in range(1, 6)
-    }
+    assert len(run.record.not_run) == 2
+    assert all(": not compiled in time: " in text for text in run.record.not_run)
     again, _ = a_run(tmp_path, record=resumed(RECORD, tmp_path / PLACE), only=("grid/d128/n8192/",))
     assert len(again.record.cases) == 2
     assert again.record.not_run == ()
