@@ -171,10 +171,15 @@ def serve() -> None:
 
     # A generated module names torch in its host code only, which does not run here: 2.8 s saved.
     sys.modules.setdefault("torch", ModuleType("torch"))
-    import flashgen.runtime.ahead  # noqa: F401 -- with triton, before there is work; workers inherit it
+    # Before there is work, for workers to inherit.
+    import triton.compiler.code_generator  # noqa: F401
+
+    import flashgen.runtime.ahead  # noqa: F401
     from flashgen.runtime.load import load_module
     from flashgen.runtime.triton_cache import use_writable_cache
+    from flashgen.runtime.triton_key import find_triton_key
 
+    find_triton_key()
     try:
         order = pickle.load(sys.stdin.buffer)
     except EOFError:  # the caller found something wrong and sent nothing

@@ -27,6 +27,12 @@ def remember_triton_key() -> None:
     triton_cache.triton_key = functools.cache(lambda: _remembered(original))
 
 
+def find_triton_key() -> None:
+    """Have Triton's key now; processes forked from this one have it too."""
+    remember_triton_key()
+    triton_cache.triton_key()
+
+
 def _remembered(original: object) -> str:
     path = settings.cache_dir() / "triton-key.json"
     signature = _signature()

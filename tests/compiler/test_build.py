@@ -367,6 +367,19 @@ def test_triton_cache_that_cannot_be_written(
     assert result.kernels
 
 
+def test_the_helper_has_tritons_key_before_there_is_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers inherit the key; each would hash the library, all at the same time."""
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path))
+    with Compilers() as compilers:
+        assert compilers._process.stdin is not None
+        compilers._process.stdin.close()  # no order comes
+        assert compilers._process.wait(timeout=300) == 0
+    found = json.loads((tmp_path / "triton-key.json").read_text())
+    assert len(found["key"]) > 20
+
+
 def test_a_helper_that_dies_says_why(built: BuildResult, tmp_path: Path) -> None:
     with Compilers() as compilers:
         job = Job(built.plan.choices[0][1], aligned=True)

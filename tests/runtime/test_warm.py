@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,24 @@ def test_a_process_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert warm.start_warming() is first
     first.join()
     assert sorted(started) == ["driver", "key"]
+
+
+def test_a_key_that_was_found_is_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime import cache as triton_cache
+
+    hashed: list[str] = []
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton_cache, "triton_key", lambda: hashed.append("library") or "its key")
+    triton_key.remember_triton_key.cache_clear()
+    try:
+        triton_key.find_triton_key()
+        (tmp_path / "triton-key.json").unlink()
+        assert triton_cache.triton_key() == "its key"
+        assert hashed == ["library"]
+    finally:
+        triton_key.remember_triton_key.cache_clear()
 
 
 def test_the_library_is_hashed_as_triton_does() -> None:
