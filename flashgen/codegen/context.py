@@ -10,6 +10,7 @@ import sympy as sp
 from flashgen.codegen.bounds import Bounds, Positions, bounds_text, positions, span_expressions
 from flashgen.codegen.expr import TritonPrinter, clear_denominators
 from flashgen.codegen.gluon import GluonText, gluon_text
+from flashgen.codegen.gluon_score import gluon_score
 from flashgen.codegen.host import (
     Argument,
     Entry,
@@ -34,6 +35,7 @@ from flashgen.codegen.reads import (
     reads_of,
     variables_for,
 )
+from flashgen.codegen.row_limits import mask_text
 from flashgen.codegen.score import QK, Score, score_expression, score_text
 from flashgen.dtypes import get_dtype
 from flashgen.passes.inputs import EXTENTS
@@ -192,7 +194,8 @@ def context(
             dense=dense,
             extents=extents,
             has_lse=has_lse,
-            score=text,
+            score=gluon_score(score, problem, printer),
+            mask=mask_text(predicate, printer),
             bounds=bounds,
             reads=loads,
             in_mask=frozenset(names[read] for read in reads_of([predicate])),

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashgen.codegen.bounds import Bounds
+from flashgen.codegen.gluon_score import TANH, Tanh
 from flashgen.codegen.host import Parameters, parameter_groups, parameters_of
 from flashgen.codegen.reads import InputRead
+from flashgen.codegen.row_limits import MaskText
 from flashgen.codegen.score import Score
 from flashgen.schedule.on_chip import TritonVersion
 from flashgen.schedule.sm90 import REGISTERS
@@ -54,10 +56,39 @@ class GluonText:
     local: tuple[str, ...]
     in_bounds: tuple[str, ...]
     in_mask: tuple[str, ...]
-    changes_scores: bool
+    score: Score
+    mask: MaskText
+    tanh: Tanh
     partial: str
     roles: tuple[tuple[int, list[int], list[int]], ...]
     groups: tuple[tuple[tuple[str, str], ...], ...]
+
+    @property
+    def changes_scores(self) -> bool:
+        return bool(self.score.lines)
+
+    @property
+    def score_names_keys(self) -> bool:
+        return any("kv_idx" in _words(line) for line in self.score.lines)
+
+    @property
+    def to_log2(self) -> str:
+        """The factor from scores, as the lines leave them, to base 2."""
+        if self.changes_scores and self.score.folded:
+            return self.score.scale_log2
+        return self.score.to_log2
+
+    @property
+    def mask_first(self) -> str:
+        return self.mask.first
+
+    @property
+    def mask_last(self) -> str:
+        return self.mask.last
+
+    @property
+    def mask_rest(self) -> str:
+        return self.mask.rest
 
     def parameters_for(self, text: str) -> Parameters:
         """Those of the parameters that `text` needs."""
@@ -101,6 +132,7 @@ def gluon_text(
     bounds: Bounds,
     reads: Sequence[InputRead],
     in_mask: frozenset[str],
+    mask: MaskText,
     masks_keys: bool,
     heavy_last: bool,
     version: TritonVersion,
@@ -127,7 +159,9 @@ def gluon_text(
         local=("b", "h", "hk", "row_idx", "row_exists", "q_idx", *row_variables, *bases),
         in_bounds=tuple(r.variable for r in reads if r.variable in bounds_words),
         in_mask=tuple(sorted(in_mask)),
-        changes_scores=bool(score.lines),
+        score=score,
+        mask=mask,
+        tanh=TANH[spec.dtype.q],
         partial=_partial(bounds) if masks_keys else "",
         roles=tuple(
             (n, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])

@@ -259,6 +259,7 @@ _FUNCTIONS: dict[str, Any] = {
     "arange": _arange,
     "convert_layout": _convert_layout,
     "expand_dims": _expand_dims,
+    "to_tensor": as_value,
     "multiple_of": lambda value, _multiple: value,
     "pointer_type": lambda dtype: PointerType(torch_dtype(dtype)),
     "exp2": _unary(torch.exp2),

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 import triton.language as tl
+from triton.runtime.jit import KernelInterface
 
 from flashgen.emulator.language import Language, run_range
 from flashgen.emulator.machine import Machine
@@ -43,10 +44,28 @@ def emulated(path: Path, *, seed: int = 0, sm_count: int = 3) -> ModuleType:
     for name, value in list(names.items()):
         if isinstance(value, tl.constexpr) and not inspect.isclass(value):
             names[name] = value.value
+        elif isinstance(value, KernelInterface):
+            names[name] = _Helper(value, names)
     names["SM_COUNT"] = sm_count
     fits_tma = names["fits_tma"]
     names["fits_tma"] = lambda tensor: fits_tma(_OnGpu(tensor))
     return module
+
+
+class _Helper:
+    """A function of Triton's, which kernels of Gluon may call too."""
+
+    def __init__(self, function: Any, names: Mapping[str, Any]) -> None:
+        self._function, self._names = function, names
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._function[grid]
+
+    def __call__(self, *args: Any) -> Any:
+        if not any(isinstance(arg, Value) for arg in args):
+            return self._function(*args)
+        names = {**self._names, "tl": self._names["gl"]}
+        return FunctionType(self._function.fn.__code__, names)(*args)
 
 
 class _OnGpu:

@@ -15,6 +15,7 @@ import torch
 
 LANES = 32
 _STATEMENT = re.compile(r"(?:@(!?)(\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
+_DECIMAL = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?$")
 _FLOAT = re.compile(r"0f([0-9A-Fa-f]{8})$")
 
 
@@ -73,6 +74,8 @@ def _value(name: str, state: Mapping[str, torch.Tensor], warps: int) -> torch.Te
     if found:
         bits = struct.unpack("<i", struct.pack("<I", int(found[1], 16)))[0]
         return torch.full((warps, LANES), bits, dtype=torch.int32)
+    if _DECIMAL.match(name):
+        return _bits(torch.full((warps, LANES), float(name)))
     if re.fullmatch(r"-?\d+|0x[0-9a-fA-F]+", name):
         number = (int(name, 0) + 2**31) % 2**32 - 2**31  # the same bits, signed
         return torch.full((warps, LANES), number, dtype=torch.int32)
@@ -112,11 +115,6 @@ def _exp2(numbers: torch.Tensor) -> torch.Tensor:
     return torch.where(result < 2.0**-126, 0.0, result)
 
 
-def _tanh(numbers: torch.Tensor) -> torch.Tensor:
-    """tanh.approx: to 2**-11 of the result; here always that far away."""
-    return torch.tanh(numbers) * (1 - 2.0**-11)
-
-
 def _neu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a != b) | a.isnan() | b.isnan()
 
@@ -144,7 +142,7 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "mul.f32": _of_floats(torch.mul),
     "fma.rn.f32": _of_floats(_fma),
     "ex2.approx.ftz.f32": _of_floats(_exp2),
-    "tanh.approx.f32": _of_floats(_tanh),
+    "rcp.approx.ftz.f32": _of_floats(torch.reciprocal),
 }
 
 

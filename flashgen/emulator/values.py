@@ -42,6 +42,9 @@ class Type:
     shape: tuple[int, ...]
     element_ty: Any
 
+    def is_block(self) -> bool:
+        return bool(self.shape)
+
 
 class Value:
     """A scalar (0-d) or a tensor; a pointer where `points_to` is set: data are addresses in bytes.

@@ -402,11 +402,59 @@ def beside(state, VIEW: gl.constexpr):
 
 
 @gluon.jit
+def in_view(scores, VIEW: gl.constexpr):
+    """A [64, n] tile as `by_thread` has it."""
+    WIDTH: gl.constexpr = scores.shape[1]
+    return gl.convert_layout(scores.reshape([ROWS, WIDTH // 8, 4, 2]), VIEW, assert_trivial=True)
+
+
+@gluon.jit
+def from_view(parts, WIDTH: gl.constexpr):
+    """The way back."""
+    return gl.convert_layout(parts.reshape([ROWS, WIDTH]), accumulator(WIDTH), assert_trivial=True)
+
+
+# A key tile's column is the sum of a number that its register stands for, which the compiler knows, and
+# one of its thread. What is compared with or multiplied by a column takes the latter into account once.
+@gluon.jit
+def register_column(VIEW: gl.constexpr, WIDTH: gl.constexpr):
+    EIGHTS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, VIEW)))
+    ONES: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, VIEW)))
+    eights = gl.arange(0, WIDTH // 8, EIGHTS)[None, :, None, None]
+    return 8 * eights + gl.arange(0, 2, ONES)[None, None, None, :]
+
+
+@gluon.jit
+def thread_column(VIEW: gl.constexpr):
+    PAIRS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, VIEW)))
+    return 2 * gl.arange(0, 4, PAIRS)[None, None, :, None]
+
+
+@gluon.jit
+def beside_rows(x, VIEW: gl.constexpr):
+    """A number of each row [64, 1], or one of all rows, with the other axes of `by_thread`."""
+    EACH: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, VIEW)))
+    x = gl.to_tensor(x)
+    if x.type.is_block():
+        x = gl.convert_layout(x.reshape([ROWS]), EACH, assert_trivial=True)
+    else:
+        x = gl.full([ROWS], x, x.dtype, EACH)
+    return x[:, None, None, None]
+
+
+@gluon.jit
+def up_to(scores, last, BLOCK_N: gl.constexpr):
+    """-inf in the columns after `last`."""
+    VIEW: gl.constexpr = by_thread(BLOCK_N)
+    is_seen = register_column(VIEW, BLOCK_N) <= beside_rows(last, VIEW) - thread_column(VIEW)
+    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+
+
+@gluon.jit
 def softmax_step(scores, m_i, raise_at, l_i, TO_LOG2: gl.constexpr, BLOCK_N: gl.constexpr):
     """probs of one more key tile; m_i, raise_at and l_i after it; alpha, the factor for acc."""
     VIEW: gl.constexpr = by_thread(BLOCK_N)
-    scores = scores.reshape([ROWS, BLOCK_N // 8, 4, 2])
-    scores = gl.convert_layout(scores, VIEW, assert_trivial=True)
+    scores = in_view(scores, VIEW)
     highest = gl.max(gl.max(scores, 1), 2) * TO_LOG2
     highest = gl.convert_layout(highest, ROW_STATE, assert_trivial=True)
     m_i, raise_at, alpha = gl.inline_asm_elementwise(
@@ -420,9 +468,7 @@ def softmax_step(scores, m_i, raise_at, l_i, TO_LOG2: gl.constexpr, BLOCK_N: gl.
     probs = gl.exp2(scores * TO_LOG2 - beside(m_i, VIEW))
     sums = gl.sum(gl.sum(probs, 3), 1)
     l_i = l_i * alpha + gl.convert_layout(sums, ROW_STATE, assert_trivial=True)
-    probs = probs.reshape([ROWS, BLOCK_N])
-    probs = gl.convert_layout(probs, accumulator(BLOCK_N), assert_trivial=True)
-    return probs, m_i, raise_at, l_i, alpha
+    return from_view(probs, BLOCK_N), m_i, raise_at, l_i, alpha
 
 
 @gluon.jit
@@ -438,18 +484,15 @@ def as_operand(probs, dtype: gl.constexpr):
 def scaled(acc, alpha):
     """acc, each row times its alpha."""
     VIEW: gl.constexpr = by_thread(HEAD_DIM_V_PADDED)
-    parts = acc.reshape([ROWS, HEAD_DIM_V_PADDED // 8, 4, 2])
-    parts = gl.convert_layout(parts, VIEW, assert_trivial=True)
     parts = gl.inline_asm_elementwise(
         SCALE_ACC,
         SCALE_ACC_OPERANDS,
-        [parts, beside(alpha, VIEW)],
+        [in_view(acc, VIEW), beside(alpha, VIEW)],
         dtype=gl.float32,
         is_pure=False,
         pack=ACC_PER_THREAD,
     )
-    acc = parts.reshape([ROWS, HEAD_DIM_V_PADDED])
-    return gl.convert_layout(acc, accumulator(HEAD_DIM_V_PADDED), assert_trivial=True)
+    return from_view(parts, HEAD_DIM_V_PADDED)
 
 
 @gluon.jit
@@ -544,10 +587,7 @@ def key_tiles(row_first, keys_ptr, q_len, b, NUM_ROWS: gl.constexpr, BLOCK_N: gl
     hi = gl.cdiv(stop_key, BLOCK_N)
     full_lo = gl.cdiv(full_first, BLOCK_N)
     full_hi = full_stop // BLOCK_N
-    hi = gl.maximum(gl.where(row_first < q_len, hi, lo), lo)
-    full_lo = gl.minimum(gl.maximum(full_lo, lo), hi)
-    full_hi = gl.maximum(gl.minimum(full_hi, hi), full_lo)
-    hi = gl.maximum(hi, lo + 1)
+    hi = gl.maximum(gl.where(row_first < q_len, hi, lo), lo + 1)
     return lo, full_lo, full_hi, hi
 
 
@@ -557,8 +597,12 @@ def masked(scores, n_start, doc_ptr, stride_doc_0, stride_doc_1, kv_len, b, q_id
     kv_idx = n_start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, accumulator(BLOCK_N)))[None, :]
     kv_exists = kv_idx < kv_len
     doc_at_k = gl.load(doc_ptr + b * stride_doc_0 + kv_idx * stride_doc_1, mask=kv_exists, other=0)
-    visible = kv_exists & ((doc_at_q == doc_at_k) & (q_idx >= 0) & (kv_idx <= q_idx))
-    scores = gl.where(visible, scores, float("-inf"))
+    scores = gl.where(doc_at_q == doc_at_k, scores, float("-inf"))
+    scores = up_to(
+        scores,
+        gl.where(q_idx >= 0, gl.minimum(q_idx, kv_len - 1), -1) - n_start,
+        BLOCK_N,
+    )
     return scores
 
 

@@ -1,0 +1,122 @@
+"""A mask predicate as limits of each row: its first and its last key, and what is left of it.
+
+Inside a partial tile a pair is then decided by one comparison for each side that ends there,
+against a number of its row; which tiles end on which side the loop bounds know already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy as sp
+from sympy.core.relational import (
+    GreaterThan,
+    LessThan,
+    Relational,
+    StrictGreaterThan,
+    StrictLessThan,
+)
+from sympy.logic.boolalg import Boolean
+from sympy.printing.precedence import PRECEDENCE
+
+from flashgen.codegen.expr import TritonPrinter
+from flashgen.codegen.integers import size
+from flashgen.spec import symbolic as sym
+
+MAX_LIMIT = 2**30  # less a position, which is under 2**29, it stays within 32 bits
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """Keys from `first` to `last`, both included, of those for which `rest` holds.
+
+    None: no limit. when: on what of a row alone it depends whether it sees anything.
+    """
+
+    first: sp.Expr | None
+    last: sp.Expr | None
+    when: Boolean
+    rest: Boolean
+
+
+@dataclass(frozen=True)
+class MaskText:
+    """Limits of a row's keys as kernel text: first ("": none), last; what is decided by pairs."""
+
+    first: str
+    last: str
+    rest: str
+
+
+def mask_text(predicate: Boolean, printer: TritonPrinter) -> MaskText:
+    """Limits as text; a predicate that is not worth parting stays whole, but for the keys' end."""
+    found = row_limits(predicate)
+    end = sym.KV_LEN - 1
+    last = printer.doprint(end if found.last is None else sp.Min(found.last, end))
+    if found.when != sp.true:
+        last = f"tl.where({printer.doprint(found.when)}, {last}, -1)"
+    return MaskText(
+        first="" if found.first is None else printer.parenthesize(found.first, PRECEDENCE["Add"]),
+        last=last if found.last is not None or found.when != sp.true else f"({last})",
+        rest="" if found.rest == sp.true else printer.doprint(found.rest),
+    )
+
+
+def row_limits(predicate: Boolean) -> RowLimits:
+    """The limits of a predicate over positions in whole numbers.
+
+    >>> row_limits(sp.And(sym.K <= sym.Q, sym.K > sym.Q - 4))
+    RowLimits(first=q - 3, last=q, when=True, rest=True)
+    """
+    firsts: list[sp.Expr] = []
+    lasts: list[sp.Expr] = []
+    when: list[Boolean] = []
+    rest: list[Boolean] = []
+    for part in sorted(sp.And.make_args(predicate), key=sp.default_sort_key):
+        first, last = _side(part, GreaterThan), _side(part, LessThan)
+        if first is not None:
+            firsts.append(first)
+        elif last is not None:
+            lasts.append(last)
+        elif _is_of_row(part):
+            when.append(part)
+        else:
+            rest.append(part)
+    return RowLimits(
+        first=sp.Max(*firsts) if firsts else None,
+        last=sp.Min(*lasts) if lasts else None,
+        when=sp.And(*when),
+        rest=sp.And(*rest),
+    )
+
+
+def _side(part: Boolean, kind: type[Relational]) -> sp.Expr | None:
+    """The last (LessThan) or first (GreaterThan) key that a part admits, if it is such a part; of
+    several beside each other the widest."""
+    if isinstance(part, sp.Or):
+        limits = [_side(each, kind) for each in part.args]
+        if any(limit is None for limit in limits):
+            return None
+        return sp.Max(*limits) if kind is LessThan else sp.Min(*limits)
+    if not isinstance(part, Relational):
+        return None
+    return _limit(part, kind)
+
+
+def _limit(part: Relational, kind: type[Relational]) -> sp.Expr | None:
+    if not isinstance(part, (LessThan, StrictLessThan, GreaterThan, StrictGreaterThan)):
+        return None
+    least = sp.expand(part.gts - part.lts)  # at least 0; at least 1 where strict
+    factor = least.coeff(sym.K, 1)
+    others = sp.expand(least - factor * sym.K)
+    if factor not in (1, -1) or others.has(sym.K) or not others.is_integer:
+        return None
+    if (factor == -1) != (kind is LessThan):
+        return None
+    room = others - (1 if isinstance(part, (StrictLessThan, StrictGreaterThan)) else 0)
+    limit = room if factor == -1 else -room
+    return limit if size(limit) <= MAX_LIMIT else None
+
+
+def _is_of_row(part: Boolean) -> bool:
+    return not part.has(sym.K)
