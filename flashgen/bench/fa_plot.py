@@ -68,6 +68,7 @@ LABELS: Mapping[str, str] = {
 GOAL = "#b42318"
 SIZE = (13.5, 13.8)
 LEFT, RIGHT = 0.055, 0.985
+LEGEND_SIZES = (10.5, 9.5, 8.5, 7.5)
 RATIOS = (0.85, 1.15)  # what the strips below the panels show at most
 
 
@@ -136,13 +137,19 @@ def _rates(cases: Sequence[CaseRecord]) -> list[float | None]:
 
 
 def _legend(figure: Figure, handles: Mapping[str, Artist]) -> None:
-    """A row of its own between the title and the panels."""
-    if handles:
-        figure.legend(
-            list(handles.values()), list(handles), fontsize=10.5, frameon=False,
+    """A row of its own between the title and the panels, as large as there is room for."""
+    if not handles:
+        return
+    for size in LEGEND_SIZES:
+        legend = figure.legend(
+            list(handles.values()), list(handles), fontsize=size, frameon=False,
             ncols=len(handles), loc="upper left", bbox_to_anchor=(LEFT - 0.008, 0.95),
             borderaxespad=0, columnspacing=1.6, handlelength=2.2,
         )  # fmt: skip
+        fits = legend.get_window_extent().x1 <= figure.bbox.x1
+        if fits or size == LEGEND_SIZES[-1]:
+            return
+        legend.remove()
 
 
 def _panel(

@@ -17,13 +17,14 @@ MEASURED = Path(__file__).parents[2] / "benchmarks" / "nvidia-h200" / "fa-paper.
 
 
 def with_outside(record: Record) -> Record:
-    """As if an outside contestant with a long name had taken part."""
+    """As if outside contestants with long names had taken part."""
 
     def more(case: CaseRecord) -> CaseRecord:
         fa3 = case.result(FA3)
         if case.group != GRID or fa3 is None:
             return case
-        return replace(case, results=(*case.results, Result("outside prototype", ms=fa3.ms)))
+        others = (Result(f"outside {name}", ms=fa3.ms) for name in ("prototype", "prototype-4mb"))
+        return replace(case, results=(*case.results, *others))
 
     return replace(record, cases=tuple(map(more, record.cases)))
 
@@ -62,8 +63,8 @@ def test_the_legend_names_everybody_once_ours_first() -> None:
     figure = figure_of(with_outside(load(MEASURED)))
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names[:2] == ["flashgen", "prototype"]
-    assert sorted(names[2:]) == sorted(LABELS.values())
+    assert names[:3] == ["flashgen", "prototype-4mb", "prototype"]
+    assert sorted(names[3:]) == sorted(LABELS.values())
 
 
 def test_a_record_without_cases_has_a_picture(tmp_path: Path) -> None:
