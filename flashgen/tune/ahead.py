@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType, ModuleType, TracebackType
 
 from flashgen.codegen.options import kernel_kinds
+from flashgen.errors import ScheduleError
 from flashgen.schedule.model import Schedule
 from flashgen.tune.candidates import Candidates
 from flashgen.tune.processes import Child, ChildEndedError, cores, ending
@@ -254,8 +255,7 @@ def compile_job(job: Job, limit_s: float) -> Compiled:
     except _TooLongError:
         return Compiled(_since(start), error=_too_long(limit_s), hung=True)
     except Exception as error:  # one job's failure is its outcome
-        text = " ".join(str(error).split())[:300]
-        return Compiled(_since(start), error=f"{type(error).__name__}: {text}")
+        return Compiled(_since(start), error=_in_words(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return Compiled(
@@ -264,6 +264,14 @@ def compile_job(job: Job, limit_s: float) -> Compiled:
         _largest(kernel.regs_per_thread for kernel in kernels),
         _largest(kernel.spill_bytes for kernel in kernels),
     )
+
+
+def _in_words(error: Exception) -> str:
+    """Why there is no kernel: of a schedule that is refused the reasons alone."""
+    if isinstance(error, ScheduleError) and error.rejections:
+        return "; ".join(map(str, error.rejections))
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}"
 
 
 def _largest(numbers: Iterable[int | None]) -> int | None:
