@@ -222,7 +222,7 @@ class _Timing:
         scaled = scaled_rates(_case_of(turn, found), found.tflops(FA3), rate_of(found, FA3_PLAIN))
         more = {"settled ms": settled, "scaled": scaled}
         with self._lock:
-            self._run.add(replace(found, facts={**found.facts, **more}))
+            self._run.put(replace(found, facts={**found.facts, **more}))
 
     def _settled(self, lane: Lane, record: CaseRecord) -> Mapping[str, float]:
         """ms of our best and of the best peer under lasting load, once there is time for it."""

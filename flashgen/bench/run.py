@@ -44,13 +44,20 @@ class Run:
         return time.monotonic() - self.began
 
     def add(self, case: CaseRecord) -> None:
-        """Keep a case's results, in the place of those that it had."""
-        known = [each.id for each in self.record.cases]
-        cases = [case if each.id == case.id else each for each in self.record.cases]
-        if case.id not in known:
-            cases.append(case)
+        """Keep a case's results."""
+        self._keep(case, (*self.record.cases, case))
+
+    def put(self, case: CaseRecord) -> None:
+        """Keep a case's results in the place of those that it had; it is one that was run now."""
         left = [text for text in self.record.not_run if not text.startswith(f"{case.id}: ")]
-        self.record = replace(self.record, cases=tuple(cases), not_run=tuple(left))
+        self.record = replace(self.record, not_run=tuple(left))
+        cases = [case if each.id == case.id else each for each in self.record.cases]
+        if case not in cases:
+            cases.append(case)
+        self._keep(case, tuple(cases))
+
+    def _keep(self, case: CaseRecord, cases: tuple[CaseRecord, ...]) -> None:
+        self.record = replace(self.record, cases=cases)
         self.say(f"{self.seconds:6.1f} s  {progress_line(case)}")
         self.save()
 
