@@ -7,13 +7,20 @@ from typing import Annotated
 import typer
 
 from flashgen import settings
-from flashgen.cli.arguments import JsonOption, SpecArgument, TargetOption, find_spec
+from flashgen.cli.arguments import (
+    FamilyOption,
+    JsonOption,
+    SpecArgument,
+    TargetOption,
+    find_spec,
+)
 from flashgen.cli.output import print_json, progress
 
 
 def verify(
     spec: SpecArgument,
     target: TargetOption = None,
+    family: FamilyOption = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +41,7 @@ def verify(
 
         if device is not None and device.partition(":")[0] not in {"cpu", "cuda"}:
             raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="--device")
-        result = compiler.verify(found, target=target, device=device, progress=say)
+        result = compiler.verify(found, target=target, family=family, device=device, progress=say)
     if json:
         print_json(result.to_dict())
     else:

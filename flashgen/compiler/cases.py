@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flashgen.codegen.options import kernel_kinds
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import (
+    HOPPER,
     Q_LEN_LIMITS,
     SINGLE_TILE_MAX,
     Bucket,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 STRIDES: tuple[Strides, ...] = ("plain", "unaligned", "transposed", "strided", "expanded")
 ALIGNED_STRIDES: tuple[Strides, ...] = ("plain", "transposed", "expanded")
+TMA_STRIDES: tuple[Strides, ...] = ("plain", "transposed")
 
 # Buckets whose schedules stand for the others: prefill and decode, long and short.
 REPRESENTATIVE = (
@@ -92,10 +94,16 @@ def cases_of(
     if shapes is not None:
         chosen = dict(plan.choices)
         return tuple(
-            Case(chosen[bucket_of(s.q_len, s.kv_len)], s, STRIDES[index % len(STRIDES)], index)
+            _case(chosen[bucket_of(s.q_len, s.kv_len)], s, index, interpreted=interpreted)
             for index, s in enumerate(shapes)
         )
     return _few(spec, plan) if interpreted else tuple(_all(spec, plan))
+
+
+def _case(schedule: Schedule, shape: Shape, index: int, *, interpreted: bool) -> Case:
+    """A case whose tensors lie as its number says; what runs emulated takes what TMA takes."""
+    usual = TMA_STRIDES if interpreted and schedule.family == HOPPER else STRIDES
+    return Case(schedule, shape, usual[index % len(usual)], index)
 
 
 def representatives(spec: AttentionSpec, plan: Plan) -> tuple[Schedule, ...]:
@@ -188,10 +196,14 @@ def _cheap(
     two_heads: bool,
 ) -> Case:
     """Two batches and two K/V heads where that is cheap, one of each where it is not."""
-    strides = STRIDES[index % len(STRIDES)]
     sizes = [(2, 2), (1, 2)] if two_heads else [(2, 2), (2, 1), (1, 2), (1, 1)]
     cases = [
-        Case(schedule, _sized(spec, *lengths, index, batch=batch, kv_heads=heads), strides, index)
+        _case(
+            schedule,
+            _sized(spec, *lengths, index, batch=batch, kv_heads=heads),
+            index,
+            interpreted=True,
+        )
         for batch, heads in sizes
     ]
     return next((case for case in cases if case.steps <= INTERPRETER_STEPS // 8), cases[-1])

@@ -12,12 +12,13 @@ from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose
 from flashgen.compiler.arguments import (
     device_argument,
+    family_argument,
     schedule_argument,
     shapes_argument,
     spec_argument,
     target_argument,
 )
-from flashgen.compiler.cases import Case, cases_of, edge_lengths
+from flashgen.compiler.cases import TMA_STRIDES, Case, cases_of, edge_lengths
 from flashgen.compiler.first_run import Elsewhere, Task, machine_here
 from flashgen.errors import FlashgenError, VerificationError
 from flashgen.problem import Problem
@@ -162,23 +163,28 @@ def verify(
     *,
     target: str | Target | None = None,
     schedule: Schedule | None = None,
+    family: str | None = None,
     device: str | None = None,
     shapes: Sequence[Shape] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Compare the kernels of `spec` with the fp64 oracle; the result says, and does not raise.
 
-    target: whose schedules (None: those of the device's GPU); device: where to run (None: a GPU if
-    there is one; "cpu": Triton's interpreter, a few small cases); shapes: these sizes instead of
-    the edges of the schedules' tiles. Raises NotServedError, ScheduleError, TargetError.
+    target: whose schedules (None: those of the device's GPU); schedule, family: as for `build`;
+    device: where to run (None: a GPU if there is one; "cpu": Triton's interpreter, and an emulator
+    for Hopper kernels, a few small cases); shapes: these sizes instead of the edges of the
+    schedules' tiles. Raises NotServedError, ScheduleError, TargetError.
     """
     choose.check_served(spec_argument("verify", spec))
     given, schedule = target_argument(target), schedule_argument(schedule)
+    only = family_argument(family)
     shapes = shapes_argument(shapes)
     where = device_argument(device)
     chosen = given or choose.target_of(where)
     machine = partial(machine_here, where.index or 0) if where.type == "cuda" else None
-    plan, path = choose.plan(spec, chosen, schedule=schedule, has_lse=True, machine=machine)
+    plan, path = choose.plan(
+        spec, chosen, schedule=schedule, family=only, has_lse=True, machine=machine
+    )
     return verify_plan(spec, chosen, plan, path, device=where, shapes=shapes, progress=progress)
 
 
@@ -218,7 +224,7 @@ class _Runs:
 
     def __init__(self, problem: Problem, plan: Plan, path: Path, device: torch.device) -> None:
         self._spec, self._plan, self._path, self._device = problem.spec, plan, path, device
-        self._attentions: dict[Schedule | None, Attention] = {}
+        self._attentions: dict[tuple[Schedule | None, bool], Attention] = {}
         self._elsewhere: Elsewhere | None = None
         if device.type == "cuda":
             index = device.index or 0
@@ -235,21 +241,36 @@ class _Runs:
         if self._elsewhere is not None and case.schedule.family == HOPPER:
             return self._elsewhere.run(case)
         told = None if case.is_chosen(self._plan) else case.schedule
-        if told not in self._attentions:
+        emulated = self._is_emulated(case)
+        attention = self._attentions.get((told, emulated))
+        if attention is None:
             plan = self._plan if told is None else self._plan.only(told)
-            self._attentions[told] = attention_of(self._spec, plan, self._path)
-        return run_case(self._attentions[told], case, self._device)
+            attention = attention_of(self._spec, plan, self._path, emulated=emulated)
+            self._attentions[told, emulated] = attention
+        return run_case(attention, case, self._device, emulated=emulated)
+
+    def _is_emulated(self, case: Case) -> bool:
+        """A Hopper schedule's case on a CPU, unless its tensors are the portable kernel's."""
+        here = case.schedule.family == HOPPER and self._elsewhere is None
+        return here and case.strides in TMA_STRIDES
 
 
-def attention_of(spec: AttentionSpec, plan: Plan, path: Path) -> Attention:
+def attention_of(
+    spec: AttentionSpec, plan: Plan, path: Path, *, emulated: bool = False
+) -> Attention:
     """The callable of a plan, which launches whatever the plan says."""
     from flashgen.runtime.launch import Attention
 
-    return Attention(spec, lambda _: (plan, path), return_lse=plan.has_lse)
+    return Attention(spec, lambda _: (plan, path), return_lse=plan.has_lse, emulated=emulated)
 
 
-def run_case(attention: Attention, case: Case, device: torch.device) -> CaseResult:
-    """One call on poisoned buffers, compared; what the call raises is part of the result."""
+def run_case(
+    attention: Attention, case: Case, device: torch.device, *, emulated: bool = False
+) -> CaseResult:
+    """One call on poisoned buffers, compared; what the call raises is part of the result.
+
+    emulated: on a CPU, in the spec's own dtype, which Triton's interpreter cannot multiply.
+    """
     import torch
 
     from flashgen import reference
@@ -257,7 +278,7 @@ def run_case(attention: Attention, case: Case, device: torch.device) -> CaseResu
 
     spec = attention.spec
     interpreted = device.type == "cpu"
-    call = draw(spec, case, device, wide=interpreted)
+    call = draw(spec, case, device, wide=interpreted and not emulated)
     run = attention.interpret if interpreted else attention.launch
     try:
         run(call.sizes, call.q, call.k, call.v, call.others, call.out.view, call.lse.view)
@@ -325,7 +346,10 @@ def _notes(
             + (", and computes bf16 in fp32" if "bf16" in (spec.dtype.q, spec.dtype.kv) else "")
         )
     if interpreted and any(schedule.family == "gluon_sm90" for schedule in schedules):
-        notes.append("no kernel of the family gluon_sm90 ran: the portable one beside it did")
+        notes.append(
+            "kernels of the family gluon_sm90 ran in flashgen's emulator: it shows what their "
+            "roles hand over and compute, not what a GPU's compiler makes of them"
+        )
     longest = max((case.shape.kv_len for case in cases), default=0)
     beyond = [str(edge) for edge in edge_lengths(spec) if edge >= longest]
     if beyond:

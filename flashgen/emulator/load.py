@@ -180,6 +180,7 @@ class _Launcher:
     def __init__(self, kernel: Callable[..., None], kernels: _Kernels) -> None:
         self._kernel, self._kernels = kernel, kernels
         self.__name__ = kernel.__name__
+        self.arg_names = list(inspect.signature(kernel).parameters)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **options: Any) -> None:

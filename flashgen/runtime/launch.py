@@ -68,8 +68,11 @@ class Attention:
         *,
         return_lse: bool,
         guard: Guard | None = None,
+        emulated: bool = False,
     ) -> None:
+        """emulated: CPU tensors run the kernels of Hopper schedules, not those beside them."""
         self.spec = spec
+        self._emulated = emulated
         self.return_lse = return_lse
         self._plan_for = plan_for
         self._guard = guard
@@ -238,7 +241,7 @@ class Attention:
             self._say_where_machine_code_goes()
             warming = start_warming()
         plan, path = self._plan_for(device)
-        module = load_module(path, interpreted=not on_gpu)
+        module = load_module(path, interpreted=not on_gpu, emulated=self._emulated and not on_gpu)
         entries = dict(plan.entries)
         if on_gpu:
             warming.join()

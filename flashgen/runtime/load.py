@@ -11,11 +11,18 @@ from flashgen.errors import CompileError
 from flashgen.runtime.triton_key import remember_triton_key
 
 
-def load_module(path: Path, *, interpreted: bool) -> ModuleType:
+def load_module(path: Path, *, interpreted: bool, emulated: bool = False) -> ModuleType:
     """Import the generated module at `path`; kernels of an interpreted one run on the CPU.
 
+    emulated: also those of the Hopper family, which else leave CPU tensors to the portable one.
     Triton reads a kernel's source from its file, so the file stays where it is.
     """
+    if emulated:
+        from flashgen import emulator
+        from flashgen.runtime.interpret import interpreting
+
+        with interpreting():
+            return emulator.emulated(path)
     if interpreted:
         from flashgen.runtime.interpret import interpreting
 

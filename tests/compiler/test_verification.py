@@ -205,7 +205,9 @@ def test_a_schedule_runs_where_another_is_chosen(
     made: list[Plan] = []
     attention = verification.attention_of
     monkeypatch.setattr(
-        verification, "attention_of", lambda s, p, f: made.append(p) or attention(s, p, f)
+        verification,
+        "attention_of",
+        lambda s, p, f, **how: made.append(p) or attention(s, p, f, **how),
     )
     result = _verified(spec, replace(plan, choices=choices), tmp_path)
     result.check()
@@ -325,3 +327,14 @@ def test_divisors_are_positive() -> None:
     assert not needs_positive(everything(), "prefix")
     for call in draws(spec):
         assert int(call.inputs["width"].min()) > 0  # type: ignore[attr-defined]
+
+
+def test_hopper_kernels_are_emulated_on_a_cpu() -> None:
+    """In their own dtype, on tensors that TMA could take."""
+    spec = AttentionSpec(name="hopper", head_dim=64, dtype="bf16", mask=["causal"])
+    found = verify(spec, target="nvidia-h200", family="gluon_sm90", device="cpu")
+    assert found.ok, str(found)
+    assert "gluon_sm90" in {schedule.family for schedule in found.schedules}
+    assert any("flashgen's emulator" in note for note in found.notes)
+    ran = [each.case.strides for each in found.results if each.case.schedule.family != "triton"]
+    assert set(ran) <= {"plain", "transposed"}
