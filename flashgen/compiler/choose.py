@@ -127,10 +127,13 @@ def plan(
             f"family: got {family} and a schedule, which has its own: leave out one"
         )
     made, path = _made(spec, target, schedule, {}, has_lse=has_lse, family=family)
-    if machine is not None and HOPPER in {each.family for _, each in made.choices}:
-        known = refusals(made, spec, machine())
-        if known:
-            made, path = _made(spec, target, schedule, known, has_lse=has_lse, family=family)
+    known: dict[Schedule, str] = {}
+    while machine is not None and HOPPER in {each.family for _, each in made.choices}:
+        found = refusals(made, spec, machine())
+        if not found:
+            break
+        known |= found  # of a family that is asked for, the next best come instead
+        made, path = _made(spec, target, schedule, known, has_lse=has_lse, family=family)
     for note in made.notes:
         say_once(note)
     return made, path
@@ -180,7 +183,7 @@ def _made(
         refuse_if_frozen(f"generate {spec.display_name} for {target.id}")
         problem = Problem(spec, target)
         if family is not None:
-            found = of_family(problem, tables, family)
+            found = of_family(problem, tables, family, refused)
         else:
             found = tuned(problem, tables) if tables.sources else untuned(problem, schedule)
         found = without_refused(found, problem, refused)

@@ -78,9 +78,12 @@ def tuned(problem: Problem, tables: Tables, buckets: Sequence[Bucket] | None = N
     return Chosen(tuple(choices), tuple(origins), found.notes, tuple(entries))
 
 
-def of_family(problem: Problem, tables: Tables, family: Family) -> Chosen:
+def of_family(
+    problem: Problem, tables: Tables, family: Family, refused: Mapping[Schedule, str] | None = None
+) -> Chosen:
     """Tuned schedules of one family where `tables` have some that fit, elsewhere its best guess;
-    the untuned choice in buckets for which the family has none.
+    the untuned choice in buckets for which the family has none. refused: not to be used here, with
+    the reason; the next best takes the place of a best guess.
 
     ScheduleError where it has none at all.
     """
@@ -89,18 +92,21 @@ def of_family(problem: Problem, tables: Tables, family: Family) -> Chosen:
 
     check_family(family, problem)
     found = tuned(problem, tables)
+    gone = {s: why for s, why in (refused or {}).items() if s.family == family}
     choices, origins, entries = [], [], []
     for (bucket, schedule), origin, entry in zip(
         found.choices, found.origins, found.entries, strict=True
     ):
         kept = schedule.family == family
-        best = None if kept else best_of(family, problem, bucket)
+        best = None if kept else best_of(family, problem, bucket, frozenset(gone))
         chosen = schedule if kept else best or default_schedule(problem, bucket)
         guessed = PREDICTED if best is not None and family != PORTABLE else UNTUNED
         choices.append((bucket, chosen))
         origins.append(origin if kept else guessed)
         entries.append(entry if kept else None)
-    return Chosen(tuple(choices), tuple(origins), found.notes, tuple(entries))
+    used = {schedule for _, schedule in choices}
+    said = (f"schedule {s} is not used: {why}" for s, why in gone.items() if s not in used)
+    return Chosen(tuple(choices), tuple(origins), (*found.notes, *said), tuple(entries))
 
 
 # **** schedules of the family gluon_sm90 that cannot be used here ****

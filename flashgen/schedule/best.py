@@ -13,10 +13,19 @@ from flashgen.schedule.predict import predicted_time_us
 from flashgen.schedule.predict_sm90 import likely_spills
 from flashgen.schedule.space import default_schedule, enumerate_space, unserved
 
+MOST_REFUSED = 8  # of a spec's, in all buckets, before another family serves it
+
 
 @cache
-def best_of(family: Family, problem: Problem, bucket: Bucket) -> Schedule | None:
+def best_of(
+    family: Family,
+    problem: Problem,
+    bucket: Bucket,
+    refused: frozenset[Schedule] = frozenset(),
+) -> Schedule | None:
     """The best guess at the fastest schedule of a family; None where it has none.
+
+    refused: known not to be usable here; too many of them leave none.
 
     Of triton it is the untuned choice, which knows measured tiles. Of gluon_sm90 it is the shortest
     predicted time, for the shape that stands for the bucket (`schedule.orders`), among schedules
@@ -26,8 +35,10 @@ def best_of(family: Family, problem: Problem, bucket: Bucket) -> Schedule | None
         return default_schedule(problem, bucket)
     feasible = enumerate_space(problem, bucket, (family,)).feasible
     usable = [each for each in feasible if not _spills(each, problem)] or feasible
+    if len(refused.intersection(usable)) >= MOST_REFUSED:
+        return None
     shape, _ = judged_by(problem, bucket)
-    times = {each: predicted_time_us(problem, each, shape) for each in usable}
+    times = {s: predicted_time_us(problem, s, shape) for s in usable if s not in refused}
     return min(times, key=lambda each: (times[each], each), default=None)
 
 

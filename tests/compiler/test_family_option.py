@@ -25,10 +25,12 @@ from flashgen.schedule.predict_sm90 import likely_spills
 from flashgen.schedule.space import default_schedule, enumerate_space
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import get_target
-from flashgen.tune import lookup
+from flashgen.tune import lookup, verdicts
 from flashgen.tune.lookup import NOTHING
+from flashgen.tune.verdicts import Machine
 
 TARGET = get_target("nvidia-h200")
+pytestmark = pytest.mark.filterwarnings("ignore::flashgen.errors.FlashgenWarning")
 SPEC = AttentionSpec(
     name="asked",
     head_dim=128,
@@ -53,9 +55,11 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.delenv("FLASHGEN_CONFIG_DIR", raising=False)
+    verdicts.forget_here()
     lookup.forget()
     forget()
     yield
+    verdicts.forget_here()
     lookup.forget()
 
 
@@ -128,6 +132,28 @@ def test_a_build_says_who_chose(tmp_path: Path) -> None:
     assert row["measured"] is None
     assert any(kernel["schedule"]["family"] == "gluon_sm90" for kernel in facts["kernels"])
     assert "| gluon_sm90 | " in (out / "report.md").read_text()
+
+
+def test_the_next_best_takes_the_place_of_what_was_refused_here() -> None:
+    machine = Machine("NVIDIA H200", "570.86.15", "2.11.0", "3.6.0", "of triton")
+    seen: list[Schedule] = []
+    for _ in range(best.MOST_REFUSED):
+        plan, _ = choose.plan(
+            SPEC, TARGET, family="gluon_sm90", has_lse=False, machine=lambda: machine
+        )
+        chosen = dict(plan.choices)[LONG]
+        assert chosen.family == "gluon_sm90"
+        assert chosen not in seen
+        notes = [f"schedule {each} is not used: spill_bytes: 8" for each in seen]
+        assert [note for note in plan.notes if "is not used" in note] == notes
+        seen.append(chosen)
+        verdicts.remember(
+            verdicts.subject_of(plan, SPEC.display_name, chosen, machine),
+            "refused",
+            "spill_bytes: 8",
+        )
+    plan, _ = choose.plan(SPEC, TARGET, family="gluon_sm90", has_lse=False, machine=lambda: machine)
+    assert dict(plan.choices)[LONG] == default_schedule(PROBLEM, LONG)
 
 
 # **** why it cannot be had ****
