@@ -25,7 +25,7 @@ ID_LIMITS = {
     "bool": ("0", "1"),
 }
 # A bound that has 64 bits, as key positions have it: there are none beyond 2**29.
-_NARROWED = "tl.minimum(tl.maximum({}, -1073741824), 1073741824).to(tl.int32)"
+NARROWED = "tl.minimum(tl.maximum({}, -1073741824), 1073741824).to(tl.int32)"
 FLOAT_LIMITS = ('float("-inf")', 'float("inf")')
 
 
@@ -158,7 +158,7 @@ def _span_text(span: Span, printer: TritonPrinter) -> SpanText:
         if e.is_infinite:
             return ""
         text = printer.doprint(e)
-        return _NARROWED.format(text) if printer.is_wide(e) else text
+        return NARROWED.format(text) if printer.is_wide(e) else text
 
     def condition(e: sp.Basic) -> str:
         return "" if e == sp.true else printer.doprint(e)

@@ -19,6 +19,7 @@ from sympy.core.relational import (
 from sympy.logic.boolalg import Boolean
 from sympy.printing.precedence import PRECEDENCE
 
+from flashgen.codegen.bounds import NARROWED
 from flashgen.codegen.expr import TritonPrinter
 from flashgen.codegen.integers import size
 from flashgen.spec import symbolic as sym
@@ -51,15 +52,22 @@ class MaskText:
 def mask_text(predicate: Boolean, printer: TritonPrinter) -> MaskText:
     """Limits as text; a predicate that is not worth parting stays whole, but for the keys' end."""
     found = row_limits(predicate)
-    end = sym.KV_LEN - 1
-    last = printer.doprint(end if found.last is None else sp.Min(found.last, end))
+    end = printer.doprint(sym.KV_LEN - 1)
+    last = f"tl.minimum({_narrow(found.last, printer)}, {end})" if found.last is not None else end
     if found.when != sp.true:
         last = f"tl.where({printer.doprint(found.when)}, {last}, -1)"
     return MaskText(
-        first="" if found.first is None else printer.parenthesize(found.first, PRECEDENCE["Add"]),
+        first="" if found.first is None else _narrow(found.first, printer),
         last=last if found.last is not None or found.when != sp.true else f"({last})",
         rest="" if found.rest == sp.true else printer.doprint(found.rest),
     )
+
+
+def _narrow(limit: sp.Expr, printer: TritonPrinter) -> str:
+    """A limit in 32 bits; beyond `MAX_LIMIT` one is as good as another."""
+    if size(limit, printer.ranges) <= MAX_LIMIT:
+        return str(printer.parenthesize(limit, PRECEDENCE["Add"]))
+    return NARROWED.format(printer.doprint(limit))
 
 
 def row_limits(predicate: Boolean) -> RowLimits:
@@ -114,8 +122,7 @@ def _limit(part: Relational, kind: type[Relational]) -> sp.Expr | None:
     if (factor == -1) != (kind is LessThan):
         return None
     room = others - (1 if isinstance(part, (StrictLessThan, StrictGreaterThan)) else 0)
-    limit = room if factor == -1 else -room
-    return limit if size(limit) <= MAX_LIMIT else None
+    return room if factor == -1 else -room
 
 
 def _is_of_row(part: Boolean) -> bool:

@@ -52,8 +52,9 @@ def call_arguments(spec: AttentionSpec, sizes: Sizes, seed: int) -> dict[str, An
         shape = [extents.get(str(extent), extent) for extent in declared.shape]
         if declared.name == "doc":
             given["doc"] = (torch.arange(sizes.kv_len) // 50).int().expand(shape).contiguous()
-        elif declared.dtype == "int32":
-            given[declared.name] = torch.randint(0, sizes.kv_len, shape, dtype=torch.int32)
+        elif declared.dtype in {"int32", "int64"}:
+            dtype = reference.torch_dtype(declared.dtype)
+            given[declared.name] = torch.randint(0, sizes.kv_len, shape, dtype=dtype)
         else:
             given[declared.name] = torch.randn(shape).to(reference.torch_dtype(declared.dtype))
     if spec.sink != "none":

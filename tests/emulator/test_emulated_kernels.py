@@ -85,6 +85,29 @@ def test_rare_values_are_walked_over_again(spoil: Any, q_buffers: int, tmp_path:
     assert found.ok, found
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ends"), [("int32", (-(2**31), 2**31 - 1)), ("int64", (-(2**62), 2**62))]
+)
+def test_limits_at_the_ends_of_their_format(
+    dtype: str, ends: tuple[int, int], tmp_path: Path
+) -> None:
+    """Of two batches one sees all before its query, the other everything."""
+    spec = AttentionSpec(
+        name="prefix",
+        head_dim=64,
+        dtype="bf16",
+        mask=[{"expr": "k < prefix[b] or k <= q"}],
+        inputs={"prefix": {"shape": ["batch"], "dtype": dtype}},
+    )
+
+    def spoil(given: dict[str, Any]) -> None:
+        given["prefix"] = torch.tensor(ends, dtype=given["prefix"].dtype)
+
+    sizes = Sizes(90, 150, batch=2)
+    found = compared(tmp_path, spec, hopper(2, 64, 2), sizes, spoil=spoil)
+    assert found.ok, found
+
+
 def test_rows_that_see_nothing(tmp_path: Path) -> None:
     """40 queries, 10 keys: output 0 and lse -inf, exactly, for the first 30."""
     found = compared(tmp_path, CAUSAL, hopper(2, 64, 2), Sizes(40, 10))

@@ -459,9 +459,11 @@ def key_tiles(row_first, prefix_ptr, stride_prefix_0, q_len, kv_len, b, NUM_ROWS
 @gluon.jit
 def masked(scores, n_start, kv_len, q_idx, prefix_at_b, BLOCK_N: gl.constexpr):
     """-inf where a row does not see a key."""
-    kv_idx = n_start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, accumulator(BLOCK_N)))[None, :]
-    scores = gl.where((kv_idx <= q_idx) | (kv_idx < prefix_at_b), scores, float("-inf"))
-    scores = up_to(scores, (kv_len - 1) - n_start, BLOCK_N)
+    scores = up_to(
+        scores,
+        gl.minimum(gl.minimum(gl.maximum(gl.maximum(q_idx, prefix_at_b.to(gl.int64) - 1), -1073741824), 1073741824).to(gl.int32), kv_len - 1) - n_start,
+        BLOCK_N,
+    )
     return scores
 
 
@@ -629,8 +631,12 @@ def walk(
         acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
-        if j >= full_hi:  # partial: some rows do not see some keys
-            scores = masked(scores, n_start, kv_len, q_idx, prefix_at_b, BLOCK_N)
+        if j >= full_hi:  # some rows do not see the last keys
+            scores = up_to(
+                scores,
+                gl.minimum(gl.minimum(gl.maximum(gl.maximum(q_idx, prefix_at_b.to(gl.int64) - 1), -1073741824), 1073741824).to(gl.int32), kv_len - 1) - n_start,
+                BLOCK_N,
+            )
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
         )
