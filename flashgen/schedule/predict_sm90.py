@@ -9,7 +9,7 @@ hands them out: a program for each tile begins anew each time, one that stays lo
 
 `HopperCosts` was fitted to 188 times measured on an H200 (`benchmarks/nvidia-h200/fa-paper.json`
 and `gluon-first.md`: three head dims, 512 to 16k keys, causal or not, windows, scores): 4% off in
-the mean square, 12% at the most, but for documents, whose ids it does not see. It stands for other
+the mean square, 13% at the most, but for documents, whose ids it does not see. It stands for other
 Hopper GPUs until those are measured.
 """
 

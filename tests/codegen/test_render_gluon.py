@@ -16,6 +16,7 @@ from hopper_cases import GOLDEN, problem_of, rendered
 from flashgen import reference
 from flashgen.codegen.dialect import gluon_text
 from flashgen.codegen.gluon import api_of
+from flashgen.codegen.host import identifier
 from flashgen.compiler.choose import compile as compile_spec
 from flashgen.schedule.space import check
 from flashgen.spec.model import AttentionSpec
@@ -63,6 +64,18 @@ def test_nothing_is_assigned_and_left_unused(case: str, *, has_lse: bool) -> Non
 
 # Unpacked on the host from shapes; parameters of helpers that some specs do without.
 UNUSED = {"num_kv_heads", "NUM_ROWS", "BLOCK_N", "n_start"}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_a_spec_may_be_named_like_a_part_of_its_module(case: str) -> None:
+    *parts, own = [
+        node.name
+        for node in ast.parse(rendered(case).text).body
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert own == identifier(problem_of(case).spec)
+    for name in parts:
+        assert identifier(problem_of(case).spec.replace(name=name)) == f"attention_{name}"
 
 
 @pytest.mark.parametrize("case", GOLDEN)
