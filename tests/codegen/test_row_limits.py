@@ -8,7 +8,7 @@ import pytest
 import sympy as sp
 from property.masks import MASKS
 
-from flashgen.codegen.row_limits import MAX_LIMIT, row_limits
+from flashgen.codegen.row_limits import row_limits
 from flashgen.passes.visibility import visibility
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
