@@ -94,7 +94,7 @@ class Postgres:
                 [
                     *(self._command("postgres"), "-D", str(self._data), "-p", str(self.port)),
                     *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
-                    *("-c", "fsync=off", "-c", "max_connections=60"),
+                    *("-c", "fsync=off", "-c", "max_connections=200"),
                 ],
                 stdout=log,
                 stderr=log,
