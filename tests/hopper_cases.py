@@ -66,7 +66,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], Schedule]] = {
             "score": {"bias": {"tensor": "rel"}},
             "inputs": {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}},
         },
-        hopper(2, 64, 4, **DYNAMIC),
+        hopper(2, 64, 2, **DYNAMIC),
     ),
     "documents": (
         {

@@ -46,8 +46,9 @@ VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
         schedule(2, 128, 2, "dynamic", separate_out=True),
     ),
     "bias": (
-        schedule(2, 64, 4, "dynamic", separate_out=True),
-        schedule(2, 64, 2, "grid"),
+        schedule(2, 64, 3, "dynamic", separate_out=True),
+        schedule(2, 64, 3, "grid"),
+        schedule(2, 64, 2, "dynamic", separate_out=True),
         schedule(2, 64, 3, "static", separate_out=True, group_mb=4),
     ),
     "window512": (

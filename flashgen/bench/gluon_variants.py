@@ -151,7 +151,7 @@ VARIANTS: tuple[Variant, ...] = (
             "score": {"bias": {"tensor": "rel"}},
             "inputs": {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}},
         },
-        own=schedule(2, 64, 4, "dynamic", separate_out=True),
+        own=schedule(2, 64, 3, "dynamic", separate_out=True),
     ),
     Variant(
         "documents-d128",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy as sp
 
 from flashgen.codegen.bounds import Bounds, Positions, bounds_text, positions, span_expressions
 from flashgen.codegen.expr import TritonPrinter, clear_denominators
-from flashgen.codegen.gluon import GluonText, gluon_text
+from flashgen.codegen.gluon import GluonText, TileText, gluon_text
 from flashgen.codegen.gluon_score import gluon_score
 from flashgen.codegen.host import (
     Argument,
@@ -39,6 +39,7 @@ from flashgen.codegen.row_limits import mask_text
 from flashgen.codegen.score import QK, Score, score_expression, score_text
 from flashgen.dtypes import get_dtype
 from flashgen.passes.inputs import EXTENTS
+from flashgen.passes.score_tile import score_tile
 from flashgen.passes.visibility import Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST, visibility
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule
@@ -196,6 +197,7 @@ def context(
             has_lse=has_lse,
             score=gluon_score(score, problem, printer),
             mask=mask_text(predicate, printer),
+            tile=_tile_text(spec, names, printer),
             bounds=bounds,
             reads=loads,
             in_mask=frozenset(names[read] for read in reads_of([predicate])),
@@ -256,6 +258,24 @@ def context(
         callable_doc=callable_doc(spec, has_lse=has_lse),
         gluon=gluon,
         portable=portable,
+    )
+
+
+def _tile_text(
+    spec: AttentionSpec, names: Mapping[sp.Basic, str], printer: TritonPrinter
+) -> TileText | None:
+    found = score_tile(spec)
+    if found is None:
+        return None
+    *leading, _row, _key = zip(found.read.indices, found.tensor.shape, strict=True)
+    given = ["0" if extent == 1 else printer.doprint(index) for index, extent in leading]
+    first, second = ["0"] * (2 - len(given)) + given
+    return TileText(
+        name=found.tensor.name,
+        variable=names[found.read],
+        tensor=host_name(found.tensor.name),
+        place=(first, second),
+        new_axes=("[None, None]", "[None]", "")[len(given)],
     )
 
 

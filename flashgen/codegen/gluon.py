@@ -38,6 +38,21 @@ def api_of(version: TritonVersion) -> Api:
 
 
 @dataclass(frozen=True)
+class TileText:
+    """The input of the score that TMA brings in tiles of rows and keys.
+
+    variable: its numbers in the kernel; tensor: the host's name; place: indices of its first two
+    axes; new_axes: what the host puts before its own so that it has four.
+    """
+
+    name: str
+    variable: str
+    tensor: str
+    place: tuple[str, str]
+    new_axes: str
+
+
+@dataclass(frozen=True)
 class GluonText:
     """Parameters and conditions of the Hopper kernel, as text.
 
@@ -59,6 +74,7 @@ class GluonText:
     score: Score
     mask: MaskText
     tanh: Tanh
+    tile: TileText | None
     partial: str
     roles: tuple[tuple[int, list[int], list[int]], ...]
     groups: tuple[tuple[tuple[str, str], ...], ...]
@@ -133,6 +149,7 @@ def gluon_text(
     reads: Sequence[InputRead],
     in_mask: frozenset[str],
     mask: MaskText,
+    tile: TileText | None,
     masks_keys: bool,
     heavy_last: bool,
     version: TritonVersion,
@@ -162,6 +179,7 @@ def gluon_text(
         score=score,
         mask=mask,
         tanh=TANH[spec.dtype.q],
+        tile=tile,
         partial=_partial(bounds) if masks_keys else "",
         roles=tuple(
             (n, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])

@@ -73,7 +73,10 @@ def compile_ahead(
     is_gluon = kernel.is_gluon()
     constants = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
     launch = {n: v for n, v in options.items() if not n.isupper()}
-    types = {**pointers, **(descriptor_types(module, pointers, options) if is_gluon else {})}
+    types = {
+        **pointers,
+        **(descriptor_types(module, kernel, pointers, options) if is_gluon else {}),
+    }
     signature = {p.name: parameter_type(p, types) for p in kernel.params}
     constexprs: dict[tuple[int, ...], int | str] = {
         (kernel.arg_names.index(name),): value

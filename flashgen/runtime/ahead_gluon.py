@@ -30,9 +30,9 @@ def source_of(kernel: Any, signature: Mapping[str, str], constants: Any, attribu
 
 
 def descriptor_types(
-    module: ModuleType, pointers: Mapping[str, str], options: Mapping[str, Any]
+    module: ModuleType, kernel: Any, pointers: Mapping[str, str], options: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Triton's type of each tensor map, as the module's host code makes them."""
+    """Triton's type of each tensor map of a kernel, as the module's host code makes them."""
     from triton.experimental.gluon import language as gl
 
     qk, v = module.HEAD_DIM_QK_PADDED.value, module.HEAD_DIM_V_PADDED.value
@@ -43,11 +43,13 @@ def descriptor_types(
         "out": (64, v),
     }
     found = {}
-    for name, (rows, width) in tiles.items():
-        layout = gl.NVMMASharedLayout(
-            swizzle_byte_width=min(128, 2 * width), element_bitwidth=16, rank=4
-        )
+    for name in (n.removesuffix("_desc") for n in kernel.arg_names if n.endswith("_desc")):
+        rows, width = tiles.get(name, (64, options["BLOCK_N"]))  # others: an input of the score
         element = pointers[f"{name}_ptr"].removeprefix("*")
+        size = 4 if element.endswith("32") else 2
+        layout = gl.NVMMASharedLayout(
+            swizzle_byte_width=min(128, size * width), element_bitwidth=8 * size, rank=4
+        )
         found[f"{name}_desc"] = f"tensordesc<{element}[1, 1, {rows}, {width}],{layout!r}>"
     return found
 

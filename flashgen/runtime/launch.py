@@ -174,7 +174,7 @@ class Attention:
         with self._lock, _device(q.device), not_compiling(what):
             loaded.module.run(seen, options, q, k, v, *arguments, *outputs)
         if schedule.family == HOPPER and not seen.launches and self._on_gpu(q.device):
-            self._say_not_tma(loaded, {"q": q, "k": k, "v": v, "out": out})
+            self._say_not_tma(loaded, {"q": q, "k": k, "v": v, "out": out}, others)
         return seen
 
     def _usable(self, device: torch.device, bucket: Bucket, sizes: Sizes) -> Loaded:
@@ -193,8 +193,15 @@ class Attention:
                 self._loaded.pop(device, None)  # the plan is another one now
                 loaded = self._on(device)
 
-    def _say_not_tma(self, loaded: Loaded, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _say_not_tma(
+        self, loaded: Loaded, tensors: dict[str, torch.Tensor], others: Mapping[str, Any]
+    ) -> None:
         """Once, which tensor made the module's host code take the portable kernel."""
+        from flashgen.passes.score_tile import score_tile
+
+        tile = score_tile(self.spec)
+        if tile is not None:
+            tensors |= {tile.tensor.name: others[tile.tensor.name]}
         if self._not_tma is not None or any(not tensor.numel() for tensor in tensors.values()):
             return
         name = next(n for n, tensor in tensors.items() if not loaded.module.fits_tma(tensor))

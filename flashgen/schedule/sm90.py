@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
+from flashgen.dtypes import get_dtype
+from flashgen.passes.score_tile import score_tile
 from flashgen.passes.visibility import Span, visibility
 from flashgen.problem import Problem
 from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90
@@ -44,9 +46,14 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
         yield Rejection("maxnreg of gluon_sm90", schedule.maxnreg, 0, "not served")
     if schedule.num_kv_splits != 1:
         yield Rejection("num_kv_splits of gluon_sm90", schedule.num_kv_splits or 0, 1, "exactly")
-    most = 1 if own.scheduler == "grid" else MAX_Q_BUFFERS
+    most = 1 if own.scheduler == "grid" or score_tile(problem.spec) else MAX_Q_BUFFERS
     if own.q_buffers > most:
-        yield Rejection(f"q_buffers of scheduler {own.scheduler}", own.q_buffers, most)
+        what = (
+            "where tiles of the score are loaded"
+            if own.scheduler != "grid"
+            else "of scheduler grid"
+        )
+        yield Rejection(f"q_buffers {what}", own.q_buffers, most)
     if own.q_buffers > 1 and not own.separate_out:
         yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
     if not own.separate_out and problem.head_dim_qk_padded != problem.head_dim_v_padded:
@@ -164,6 +171,11 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
     yield schedule.num_stages * schedule.block_n * row_v
     if own.separate_out:
         yield schedule.consumers * ROWS * row_v
+    tile = score_tile(problem.spec)
+    if tile is not None:
+        ring = schedule.num_stages * schedule.consumers
+        yield ring * ROWS * schedule.block_n * get_dtype(tile.tensor.dtype).bytes
+        yield from [BARRIER * ring] * 2
     yield from [BARRIER * q_tiles] * 2
     yield from [BARRIER * schedule.num_stages] * 4
     if own.scheduler == "dynamic":
@@ -200,6 +212,8 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
         moving = sum(extent != 1 for extent in declared.shape)
         is_dense = "q_len" in declared.shape and declared.shape[-1] == "kv_len"
         wide += 1 + moving - is_dense  # rows that are contiguous need no stride
+    if score_tile(spec):
+        tensor_maps, rings, tiles = tensor_maps + 1, rings + 2, tiles + 1
     buffers = _NUMBERS + _RING * rings + _TILES * tiles
     return buffers + _POINTER * (tensor_maps + wide) + _INT * integers
 

@@ -63,7 +63,7 @@ def test_nothing_is_assigned_and_left_unused(case: str, *, has_lse: bool) -> Non
 
 
 # Unpacked on the host from shapes; parameters of helpers that some specs do without.
-UNUSED = {"num_kv_heads", "NUM_ROWS", "BLOCK_N", "n_start"}
+UNUSED = {"num_kv_heads", "Q_BUFFERS", "NUM_ROWS", "BLOCK_N", "n_start"}
 
 
 @pytest.mark.parametrize("case", GOLDEN)

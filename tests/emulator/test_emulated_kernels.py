@@ -22,7 +22,8 @@ def test_every_golden_kernel(case: str, tmp_path: Path) -> None:
     """Rows and keys that are no multiple of a tile, more keys than rows; then one short tile."""
     spec, schedule = problem_of(case).spec, GOLDEN[case][1]
     heads = GROUP.get(case, 2)
-    for seed, lengths in enumerate([(130, 800 if case == "window" else 333), (77, 5)]):
+    keys = {"window": (800, 5), "bias": (336, 8)}.get(case, (333, 5))  # of bias what TMA takes
+    for seed, lengths in enumerate(zip((130, 77), keys, strict=True)):
         found = compared(tmp_path, spec, schedule, Sizes(*lengths, q_heads=heads), seed=seed)
         assert found.ok, found
 
@@ -54,6 +55,30 @@ def test_softcap_of_small_and_of_large_scores(dtype: str, tmp_path: Path) -> Non
 
     spec = AttentionSpec(name="capped", head_dim=64, dtype=dtype, score=[{"softcap": 10.0}])
     found = compared(tmp_path, spec, hopper(2, 128, 2), Sizes(90, 140), spoil=spoil)
+    assert found.ok, found
+
+
+@pytest.mark.parametrize("consumers", [2, 3])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("shape", [["q_len", "kv_len"], ["batch", "q_heads", "q_len", "kv_len"]])
+def test_tiles_of_a_bias(consumers: int, dtype: str, shape: list[str], tmp_path: Path) -> None:
+    """Of tiles that only other warpgroups see, of rows past the end, and in a second walk."""
+    spec = CAUSAL.replace(
+        score=[{"bias": {"tensor": "rel"}}], inputs={"rel": {"shape": shape, "dtype": dtype}}
+    )
+    schedule = hopper(consumers, 64, 2, scheduler="dynamic")
+    for spoil in (_nan_in_a_later_key, lambda given: None):
+        found = compared(tmp_path, spec, schedule, Sizes(150, 152, batch=2), spoil=spoil)
+        assert found.ok, found
+
+
+def test_a_bias_that_tma_cannot_take(tmp_path: Path) -> None:
+    """Rows of 75 numbers: the portable kernel serves."""
+    spec = CAUSAL.replace(
+        score=[{"bias": {"tensor": "rel"}}],
+        inputs={"rel": {"shape": ["q_len", "kv_len"], "dtype": "bf16"}},
+    )
+    found = compared(tmp_path, spec, hopper(2, 64, 2), Sizes(70, 75))
     assert found.ok, found
 
 

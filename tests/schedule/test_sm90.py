@@ -75,9 +75,8 @@ def test_inputs_and_sinks_are_handed_to_the_roles() -> None:
     alibi = problem(score={"alibi": "slopes"}, inputs=slopes)
     dynamic = hopper(2, 128, 2, "dynamic", separate_out=True)
     assert sm90.smem_bytes(dynamic, alibi) == 197544
-    rel = {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}}
-    bias = problem(score={"bias": {"tensor": "rel"}}, inputs=rel)
-    assert sm90.smem_bytes(hopper(2, 64, 4, "dynamic", separate_out=True), bias) == 197624
+    bias = problem(score={"bias": {"tensor": "rel"}}, inputs=REL)
+    assert sm90.smem_bytes(hopper(2, 64, 2, "dynamic", separate_out=True), bias) == 164920
     sinks = problem(head_dim=64, sink="per_head")
     assert sm90.smem_bytes(hopper(2, 128, 2), sinks) == 82488
 
@@ -91,6 +90,7 @@ def test_the_budget_asks_the_family() -> None:
 
 
 GOOD = hopper(2, 64, 2)
+REL = {"rel": {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": "bf16"}}
 REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
     (GOOD, {"target": "nvidia-a100-80gb"}, "family gluon_sm90 on sm_80: not served"),
     (GOOD, {"dtype": "fp32"}, "dtype fp32 of gluon_sm90: not served"),
@@ -124,6 +124,11 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
         hopper(2, 64, 2, q_buffers=2),
         {},
         "q_buffers of scheduler grid: must be at most 1 (got 2)",
+    ),
+    (
+        hopper(2, 64, 2, "static", separate_out=True, q_buffers=2),
+        {"score": {"bias": {"tensor": "rel"}}, "inputs": REL},
+        "q_buffers where tiles of the score are loaded: must be at most 1 (got 2)",
     ),
     (
         GOOD,

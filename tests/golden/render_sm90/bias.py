@@ -11,7 +11,7 @@ spec
     rel: {shape: [1, q_heads, q_len, kv_len], dtype: bf16}
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x64 12 warps 4 stages dynamic own output buffer 32 MiB abreast, 197624 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x64 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 164920 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -384,12 +384,11 @@ def release(barriers, n, STAGES: gl.constexpr, wanted=True):
 
 
 @gluon.jit
-def fill(desc, b, h, first, buffers, full, empty, n, STAGES: gl.constexpr):
-    """Load a tile as soon as its buffer is free: rows from `first` on of head h of batch b."""
+def fill(desc, place, buffers, full, empty, n, STAGES: gl.constexpr):
+    """Load the tile at `place` of a tensor as soon as its buffer is free."""
     mbarrier.wait(empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
     barrier = full.index(n % STAGES)
     mbarrier.expect(barrier, desc.block_type.nbytes)
-    place = [b, h, first, 0]
     tma.async_copy_global_to_shared(desc, place, barrier, buffers.index(n % STAGES))
 
 
@@ -408,6 +407,15 @@ def skip(n, k_full, k_empty, v_full, v_empty, STAGES: gl.constexpr):
     wait_full(v_full, n, STAGES)
     release(v_empty, n, STAGES)
     return n + 1
+
+
+@gluon.jit
+def taken(buffers, full, empty, n, COUNT: gl.constexpr):
+    """Numbers of a tile as the scores lie; its buffer is free again."""
+    wait_full(full, n, COUNT)
+    tile = rows_of(buffers, n, COUNT).load(accumulator(buffers.shape[4]))
+    release(empty, n, COUNT)
+    return tile.to(gl.float32)
 
 
 @gluon.jit
@@ -449,11 +457,8 @@ def key_tiles(row_first, q_len, kv_len, NUM_ROWS: gl.constexpr, BLOCK_N: gl.cons
 
 
 @gluon.jit
-def changed(scores, n_start, stride_rel_2, stride_rel_3, kv_len, row_idx, row_exists, rel_at_row_k_base, BLOCK_N: gl.constexpr, ALIGN: gl.constexpr):
+def changed(scores, n_start, rel_at_row_k, BLOCK_N: gl.constexpr):
     """The score pipeline on raw q·k of keys from n_start on."""
-    kv_idx = n_start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, accumulator(BLOCK_N)))[None, :]
-    kv_exists = kv_idx < kv_len
-    rel_at_row_k = gl.load(rel_at_row_k_base + (row_idx * (stride_rel_2 * (8 if ALIGN > 1 else 1)) + kv_idx * (1 if ALIGN > 1 else stride_rel_3)), mask=row_exists & kv_exists, other=0).to(gl.float32)
     scores = 0.08838834764831843 * scores + rel_at_row_k
     return scores
 
@@ -467,7 +472,7 @@ def masked(scores, n_start, kv_len, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def produce_tile(
-    t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+    t, i, n, q_desc, k_desc, v_desc, rel_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
     num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
@@ -477,23 +482,45 @@ def produce_tile(
     hk = h // gqa_group
     row_first = m_tile * (ROWS * CONSUMERS)
     lo, _lo, _hi, hi = key_tiles(row_first, q_len, kv_len, ROWS * CONSUMERS, BLOCK_N)
-    fill(k_desc, b, hk, (hi - 1) * BLOCK_N, k_smem, k_full, k_empty, n, STAGES)
+    fill(k_desc, [b, hk, (hi - 1) * BLOCK_N, 0], k_smem, k_full, k_empty, n, STAGES)
     for c in gl.static_range(CONSUMERS):
         mine = i * CONSUMERS + c
         q_row = row_first + c * ROWS
-        fill(q_desc, b, h, q_row, q_smem, q_full, q_empty, mine, Q_BUFFERS * CONSUMERS)
+        fill(q_desc, [b, h, q_row, 0], q_smem, q_full, q_empty, mine, Q_BUFFERS * CONSUMERS)
+    for c in gl.static_range(CONSUMERS):
+        place = [0, h, row_first + c * ROWS, (hi - 1) * BLOCK_N]
+        fill(
+            rel_desc,
+            place,
+            tile_smem,
+            tile_full,
+            tile_empty,
+            n * CONSUMERS + c,
+            STAGES * CONSUMERS,
+        )
     for step in range(1, hi - lo):
         n_start = (hi - 1 - step) * BLOCK_N
-        fill(k_desc, b, hk, n_start, k_smem, k_full, k_empty, n + 1, STAGES)
-        fill(v_desc, b, hk, n_start + BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
+        fill(k_desc, [b, hk, n_start, 0], k_smem, k_full, k_empty, n + 1, STAGES)
+        for c in gl.static_range(CONSUMERS):
+            place = [0, h, row_first + c * ROWS, n_start]
+            fill(
+                rel_desc,
+                place,
+                tile_smem,
+                tile_full,
+                tile_empty,
+                (n + 1) * CONSUMERS + c,
+                STAGES * CONSUMERS,
+            )
+        fill(v_desc, [b, hk, n_start + BLOCK_N, 0], v_smem, v_full, v_empty, n, STAGES)
         n += 1
-    fill(v_desc, b, hk, lo * BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
+    fill(v_desc, [b, hk, lo * BLOCK_N, 0], v_smem, v_full, v_empty, n, STAGES)
     return n + 1
 
 
 @gluon.jit
 def producer(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
+    q_desc, k_desc, v_desc, rel_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, t_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
     next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
@@ -505,7 +532,7 @@ def producer(
     n = 0
     if SCHEDULER == "grid":
         produce_tile(
-            t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+            t, i, n, q_desc, k_desc, v_desc, rel_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
             num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast,
             BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
@@ -513,7 +540,7 @@ def producer(
     else:
         while t < num_tiles:
             n = produce_tile(
-                t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+                t, i, n, q_desc, k_desc, v_desc, rel_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
@@ -563,30 +590,13 @@ def place_of(
 
 @gluon.jit
 def first_softmax(
-    scores, n_start, h, row_first, dtype: gl.constexpr,
-    rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N: gl.constexpr, ALIGN: gl.constexpr,
+    scores, n_start, rel_at_row_k, dtype: gl.constexpr,
+    kv_len, BLOCK_N: gl.constexpr,
 ):
     """probs of the rows' last key tile, as an operand; m_i, raise_at, l_i."""
-    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
-    row_exists = row_idx < q_len
-    rel_at_row_k_base = gl.multiple_of(
-        rel_ptr + h * (stride_rel_1 * (8 if ALIGN > 1 else 1)),
-        16 if ALIGN > 1 else 2,
-    )
     zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
     m_i, raise_at, l_i = zeros, zeros + float("-inf"), zeros
-    scores = changed(
-        scores,
-        n_start,
-        stride_rel_2,
-        stride_rel_3,
-        kv_len,
-        row_idx,
-        row_exists,
-        rel_at_row_k_base,
-        BLOCK_N,
-        ALIGN,
-    )
+    scores = changed(scores, n_start, rel_at_row_k, BLOCK_N)
     scores = masked(scores, n_start, kv_len, BLOCK_N)
     probs, m_i, raise_at, l_i, _alpha = softmax_step(
         scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
@@ -596,20 +606,14 @@ def first_softmax(
 
 @gluon.jit
 def walk(
-    q_tile, probs, m_i, raise_at, l_i, n, lo, hi, h, row_first,
-    k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ALIGN: gl.constexpr,
+    q_tile, probs, m_i, raise_at, l_i, n, lo, hi,
+    k_smem, v_smem, k_full, k_empty, v_full, v_empty, tile_smem, tile_full, tile_empty,
+    WARPGROUP: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):
     """The rows' other key tiles, right to left: acc without the last one's share, and that one's
     probs; m_i, raise_at, l_i; its number in the rings."""
     acc = gl.zeros([ROWS, HEAD_DIM_V_PADDED], gl.float32, accumulator(HEAD_DIM_V_PADDED))
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
-    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
-    row_exists = row_idx < q_len
-    rel_at_row_k_base = gl.multiple_of(
-        rel_ptr + h * (stride_rel_1 * (8 if ALIGN > 1 else 1)),
-        16 if ALIGN > 1 else 2,
-    )
     for step in range(1, hi - lo):
         n_start = (hi - 1 - step) * BLOCK_N
         wait_full(k_full, n + 1, STAGES)
@@ -619,18 +623,14 @@ def walk(
         acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
-        scores = changed(
-            scores,
-            n_start,
-            stride_rel_2,
-            stride_rel_3,
-            kv_len,
-            row_idx,
-            row_exists,
-            rel_at_row_k_base,
-            BLOCK_N,
-            ALIGN,
+        rel_at_row_k = taken(
+            tile_smem,
+            tile_full,
+            tile_empty,
+            (n + 1) * CONSUMERS + WARPGROUP,
+            STAGES * CONSUMERS,
         )
+        scores = changed(scores, n_start, rel_at_row_k, BLOCK_N)
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
         )
@@ -724,10 +724,6 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     hk = h // gqa_group
     row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
     row_exists = row_idx < q_len
-    rel_at_row_k_base = gl.multiple_of(
-        rel_ptr + h * (stride_rel_1 * (8 if ALIGN > 1 else 1)),
-        16 if ALIGN > 1 else 2,
-    )
     kept = operands.load(OPERANDS)
     q_base = kept_number(kept, 0).to(gl.pointer_type(dtype))
     q_base += b * kept_number(kept, 4) + h * kept_number(kept, 5)
@@ -771,18 +767,14 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                 )
                 scores = mma_v2(q_part, k_part, scores)
             scores = gl.convert_layout(scores, SCORES, assert_trivial=True)
-            scores = changed(
-                scores,
-                n_start,
-                stride_rel_2,
-                stride_rel_3,
-                kv_len,
-                row_idx,
-                row_exists,
-                rel_at_row_k_base,
-                BLOCK_N,
-                ALIGN,
+            kv_idx = n_start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, accumulator(BLOCK_N)))[None, :]
+            kv_exists = kv_idx < kv_len
+            rel_at_row_k_base = gl.multiple_of(
+                rel_ptr + h * (stride_rel_1 * (8 if ALIGN > 1 else 1)),
+                16 if ALIGN > 1 else 2,
             )
+            rel_at_row_k = gl.load(rel_at_row_k_base + (row_idx * (stride_rel_2 * (8 if ALIGN > 1 else 1)) + kv_idx * (1 if ALIGN > 1 else stride_rel_3)), mask=row_exists & kv_exists, other=0).to(gl.float32)
+            scores = changed(scores, n_start, rel_at_row_k, BLOCK_N)
             scores = gl.where(scores * LOG2_E == float("-inf"), float("-inf"), scores)  # -inf in base 2 is -inf
             scores = masked(scores, n_start, kv_len, BLOCK_N)
             m_new = gl.maximum(m_i, gl.max(scores, 1))
@@ -834,7 +826,7 @@ def store_rows(
 
 @gluon.jit
 def attend_tile(
-    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+    t, i, n, out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
     lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
@@ -849,6 +841,8 @@ def attend_tile(
     )
     next_n = n + all_hi - all_lo
     for _skipped in range(hi, all_hi):  # key tiles that only other warpgroups see
+        wait_full(tile_full, n * CONSUMERS + WARPGROUP, STAGES * CONSUMERS)
+        release(tile_empty, n * CONSUMERS + WARPGROUP, STAGES * CONSUMERS)
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
     mine = i * CONSUMERS + WARPGROUP
     wait_full(q_full, mine, CONSUMERS)
@@ -859,13 +853,20 @@ def attend_tile(
     scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
+    rel_at_row_k = taken(
+        tile_smem,
+        tile_full,
+        tile_empty,
+        n * CONSUMERS + WARPGROUP,
+        STAGES * CONSUMERS,
+    )
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, h, row_first, v_smem.dtype, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N, ALIGN
+        scores, (hi - 1) * BLOCK_N, rel_at_row_k, v_smem.dtype, kv_len, BLOCK_N
     )
     acc, probs, m_i, raise_at, l_i, n = walk(
-        q_tile, probs, m_i, raise_at, l_i, n, lo, hi, h, row_first,
-        k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-        rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N, STAGES, ALIGN,
+        q_tile, probs, m_i, raise_at, l_i, n, lo, hi,
+        k_smem, v_smem, k_full, k_empty, v_full, v_empty, tile_smem, tile_full, tile_empty,
+        WARPGROUP, CONSUMERS, BLOCK_N, STAGES,
     )
     if SEPARATE_OUT:
         release(q_empty, mine, CONSUMERS)
@@ -886,91 +887,8 @@ def attend_tile(
 
 
 @gluon.jit
-def attend_tiles_piped(
-    t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, SCHEDULER: gl.constexpr, ALIGN: gl.constexpr,
-):
-    """This warpgroup's rows of tile t and of those after it; the first q·k of a tile runs together
-    with the last probs·v of the tile before it, which pays where tiles are short."""
-    RING: gl.constexpr = Q_BUFFERS * CONSUMERS
-    unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
-    b, h, row_first, lo, _full_lo, _full_hi, hi, _all_lo, all_hi = place_of(
-        t, num_q_heads, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-    )
-    i = 0
-    n = 0
-    for _skipped in range(hi, all_hi):
-        n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
-    wait_full(q_full, WARPGROUP, RING)
-    wait_full(k_full, n, STAGES)
-    q_tile = rows_of(q_smem, WARPGROUP, RING)
-    k_tile = rows_of(k_smem, n, STAGES).permute((1, 0))
-    scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=[scores_due])
-    release(k_empty, n, STAGES)
-    probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, h, row_first, v_smem.dtype, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N, ALIGN
-    )
-    while t < num_tiles:
-        q_tile = rows_of(q_smem, i * CONSUMERS + WARPGROUP, RING)
-        acc, probs, m_i, raise_at, l_i, n = walk(
-            q_tile, probs, m_i, raise_at, l_i, n, lo, hi, h, row_first,
-            k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-            rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N, STAGES, ALIGN,
-        )
-        release(q_empty, i * CONSUMERS + WARPGROUP, RING)
-        t_done, b_done, h_done, row_done = t, b, h, row_first
-
-        # Without a next tile it computes on what is left in the buffers, for nothing.
-        t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
-        i += 1
-        exists = t < num_tiles
-        b, h, row_first, lo, _full_lo, _full_hi, hi, _all_lo, all_hi = place_of(
-            gl.minimum(t, num_tiles - 1), num_q_heads, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-        )
-        skipped = gl.where(exists, all_hi - hi, 0)
-        for ahead in range(skipped):
-            wait_full(k_full, n + 1 + ahead, STAGES)
-            release(k_empty, n + 1 + ahead, STAGES)
-        first = n + 1 + skipped
-        mine = i * CONSUMERS + WARPGROUP
-        wait_full(q_full, mine, RING, exists)
-        wait_full(k_full, first, STAGES, exists)
-        k_tile = rows_of(k_smem, first, STAGES).permute((1, 0))
-        scores_due = warpgroup_mma(
-            rows_of(q_smem, mine, RING),
-            k_tile,
-            unused,
-            use_acc=False,
-            is_async=True,
-        )
-        wait_full(v_full, n, STAGES)
-        acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
-        m_row, l_row = of_rows(m_i, l_i, accumulator(BLOCK_N))
-        scores = warpgroup_mma_wait(1, deps=[scores_due])
-        release(k_empty, first, STAGES, exists)
-        next_probs, m_i, raise_at, l_i = first_softmax(
-            scores, (hi - 1) * BLOCK_N, h, row_first, v_smem.dtype, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, q_len, kv_len, BLOCK_N, ALIGN
-        )
-        acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
-        probs = next_probs
-        release(v_empty, n, STAGES)
-        for ahead in range(skipped):
-            wait_full(v_full, n + 1 + ahead, STAGES)
-            release(v_empty, n + 1 + ahead, STAGES)
-        n = first
-        store_rows(
-            acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, True, ALIGN,
-        )
-
-
-@gluon.jit
 def consumer(
-    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+    out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, t_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
     lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
@@ -982,22 +900,15 @@ def consumer(
     n = 0
     if SCHEDULER == "grid":
         attend_tile(
-            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+            t, i, n, out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
             lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast,
             WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, ALIGN,
         )
-    elif Q_BUFFERS > 1:
-        attend_tiles_piped(
-            t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-            lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER, ALIGN,
-        )
     else:
         while t < num_tiles:
             n = attend_tile(
-                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+                t, i, n, out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast,
                 WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, ALIGN,
@@ -1009,7 +920,7 @@ def consumer(
 
 @gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "stride_qb", "stride_qh", "stride_qm", "stride_kb", "stride_kh", "stride_kn", "stride_vb", "stride_vh", "stride_vn", "stride_ob", "stride_oh", "stride_om", "rel_ptr", "stride_rel_1", "stride_rel_2", "stride_rel_3", "num_q_heads", "gqa_group", "q_len", "kv_len", "tiles_abreast", "num_heads", "heads_abreast", "num_tiles"])
 def attention_fwd_sm90(
-    q_desc, k_desc, v_desc, out_desc,
+    q_desc, k_desc, v_desc, out_desc, rel_desc,
     lse_ptr, next_tile_ptr,
     q_ptr, k_ptr, v_ptr, out_ptr, stride_qb: gl.int64, stride_qh: gl.int64, stride_qm: gl.int64, stride_kb: gl.int64, stride_kh: gl.int64, stride_kn: gl.int64, stride_vb: gl.int64, stride_vh: gl.int64, stride_vn: gl.int64, stride_ob: gl.int64, stride_oh: gl.int64, stride_om: gl.int64,
     rel_ptr, stride_rel_1: gl.int64, stride_rel_2: gl.int64, stride_rel_3: gl.int64,
@@ -1031,6 +942,9 @@ def attention_fwd_sm90(
     k_empty = barriers(STAGES, CONSUMERS)
     v_full = barriers(STAGES, 1)
     v_empty = barriers(STAGES, CONSUMERS)
+    tile_smem = tiles(rel_desc, STAGES * CONSUMERS)
+    tile_full = barriers(STAGES * CONSUMERS, 1)
+    tile_empty = barriers(STAGES * CONSUMERS, 1)
     t_smem = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     t_full = barriers(2, 1)
     t_empty = barriers(2, CONSUMERS)
@@ -1048,19 +962,19 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER, ALIGN,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER, ALIGN,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
+                q_desc, k_desc, v_desc, rel_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, t_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
@@ -1073,25 +987,25 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER, ALIGN,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER, ALIGN,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                out_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, rel_ptr, stride_rel_1, stride_rel_2, stride_rel_3, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER, ALIGN,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
+                q_desc, k_desc, v_desc, rel_desc, q_smem, k_smem, v_smem, tile_smem, tile_full, tile_empty, t_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
@@ -1106,7 +1020,7 @@ SM_COUNT = 132  # of NVIDIA H200 SXM
 
 # q_len up to, kv_len up to (None: any) -> kernel and its options. First match wins.
 SCHEDULES = (
-    (None, None, attention_fwd_sm90, dict(BLOCK_N=64, CONSUMERS=2, STAGES=4, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, num_warps=4, group_mb=32)),
+    (None, None, attention_fwd_sm90, dict(BLOCK_N=64, CONSUMERS=2, STAGES=2, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, num_warps=4, group_mb=32)),
 )
 
 # Of attention_fwd, which serves tensors that TMA cannot take, and the CPU.
@@ -1127,7 +1041,7 @@ def run(kernel, options, q, k, v, rel, out, lse):
     aligned = aligned and has_aligned_rows(rel, 8)
     align = 8 if aligned else 1
     if "CONSUMERS" in options:
-        if all(fits_tma(t) for t in (q, k, v, out)):
+        if all(fits_tma(t) for t in (q, k, v, out, rel)):
             num_m_tiles = triton.cdiv(q_len, 64 * options["CONSUMERS"])
             num_heads = batch * num_q_heads
             num_tiles = num_m_tiles * num_heads
@@ -1143,6 +1057,7 @@ def run(kernel, options, q, k, v, rel, out, lse):
                 tensor_map(k, options["BLOCK_N"], 128),
                 tensor_map(v, options["BLOCK_N"], 128),
                 tensor_map(out, 64, 128),
+                tensor_map(rel, 64, options["BLOCK_N"]),
                 lse, next_tile,
                 q, k, v, out, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(1), out.stride(2),
                 rel, rel.stride(1) // (8 if align > 1 else 1), rel.stride(2) // (8 if align > 1 else 1), rel.stride(3),
@@ -1168,19 +1083,20 @@ def run(kernel, options, q, k, v, rel, out, lse):
 
 
 def fits_tma(tensor):
-    """Whether TMA can move tiles of [batch, heads, len, dim]: 16-byte steps, and none of 0."""
+    """Whether TMA can move tiles of the last two axes: 16-byte steps, and none of 0."""
     if not tensor.is_cuda or tensor.numel() == 0 or tensor.stride(-1) != 1:
         return False
     steps = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1]) if n > 1]
-    return tensor.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in steps)
+    unit = 16 // tensor.element_size()
+    return tensor.data_ptr() % 16 == 0 and all(s > 0 and s % unit == 0 for s in steps)
 
 
 def tensor_map(tensor, rows, width):
     """Tiles of `rows` x `width` elements; what lies outside the tensor reads as 0 and is not written."""
-    swizzle = min(128, width * 2)
-    layout = gl.NVMMASharedLayout(swizzle, element_bitwidth=16, rank=4)
+    size = tensor.element_size()
+    layout = gl.NVMMASharedLayout(min(128, width * size), element_bitwidth=8 * size, rank=4)
     shape, steps = list(tensor.shape), tensor.stride()[:-1]
-    strides = [s if n > 1 else 8 for s, n in zip(steps, shape)]
+    strides = [s if n > 1 else 16 // size for s, n in zip(steps, shape)]
     return TensorDescriptor(tensor, shape, [*strides, 1], [1, 1, rows, width], layout)
 
 

@@ -515,12 +515,11 @@ def release(barriers, n, STAGES: gl.constexpr, wanted=True):
 
 
 @gluon.jit
-def fill(desc, b, h, first, buffers, full, empty, n, STAGES: gl.constexpr):
-    """Load a tile as soon as its buffer is free: rows from `first` on of head h of batch b."""
+def fill(desc, place, buffers, full, empty, n, STAGES: gl.constexpr):
+    """Load the tile at `place` of a tensor as soon as its buffer is free."""
     mbarrier.wait(empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
     barrier = full.index(n % STAGES)
     mbarrier.expect(barrier, desc.block_type.nbytes)
-    place = [b, h, first, 0]
     tma.async_copy_global_to_shared(desc, place, barrier, buffers.index(n % STAGES))
 
 
@@ -618,17 +617,17 @@ def produce_tile(
     hk = h // gqa_group
     row_first = m_tile * (ROWS * CONSUMERS)
     lo, _lo, _hi, hi = key_tiles(row_first, keys_ptr, q_len, b, ROWS * CONSUMERS, BLOCK_N)
-    fill(k_desc, b, hk, (hi - 1) * BLOCK_N, k_smem, k_full, k_empty, n, STAGES)
+    fill(k_desc, [b, hk, (hi - 1) * BLOCK_N, 0], k_smem, k_full, k_empty, n, STAGES)
     for c in gl.static_range(CONSUMERS):
         mine = i * CONSUMERS + c
         q_row = row_first + c * ROWS
-        fill(q_desc, b, h, q_row, q_smem, q_full, q_empty, mine, Q_BUFFERS * CONSUMERS)
+        fill(q_desc, [b, h, q_row, 0], q_smem, q_full, q_empty, mine, Q_BUFFERS * CONSUMERS)
     for step in range(1, hi - lo):
         n_start = (hi - 1 - step) * BLOCK_N
-        fill(k_desc, b, hk, n_start, k_smem, k_full, k_empty, n + 1, STAGES)
-        fill(v_desc, b, hk, n_start + BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
+        fill(k_desc, [b, hk, n_start, 0], k_smem, k_full, k_empty, n + 1, STAGES)
+        fill(v_desc, [b, hk, n_start + BLOCK_N, 0], v_smem, v_full, v_empty, n, STAGES)
         n += 1
-    fill(v_desc, b, hk, lo * BLOCK_N, v_smem, v_full, v_empty, n, STAGES)
+    fill(v_desc, [b, hk, lo * BLOCK_N, 0], v_smem, v_full, v_empty, n, STAGES)
     return n + 1
 
 
@@ -1365,19 +1364,20 @@ def run(kernel, options, q, k, v, doc, out, lse):
 
 
 def fits_tma(tensor):
-    """Whether TMA can move tiles of [batch, heads, len, dim]: 16-byte steps, and none of 0."""
+    """Whether TMA can move tiles of the last two axes: 16-byte steps, and none of 0."""
     if not tensor.is_cuda or tensor.numel() == 0 or tensor.stride(-1) != 1:
         return False
     steps = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1]) if n > 1]
-    return tensor.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in steps)
+    unit = 16 // tensor.element_size()
+    return tensor.data_ptr() % 16 == 0 and all(s > 0 and s % unit == 0 for s in steps)
 
 
 def tensor_map(tensor, rows, width):
     """Tiles of `rows` x `width` elements; what lies outside the tensor reads as 0 and is not written."""
-    swizzle = min(128, width * 2)
-    layout = gl.NVMMASharedLayout(swizzle, element_bitwidth=16, rank=4)
+    size = tensor.element_size()
+    layout = gl.NVMMASharedLayout(min(128, width * size), element_bitwidth=8 * size, rank=4)
     shape, steps = list(tensor.shape), tensor.stride()[:-1]
-    strides = [s if n > 1 else 8 for s, n in zip(steps, shape)]
+    strides = [s if n > 1 else 16 // size for s, n in zip(steps, shape)]
     return TensorDescriptor(tensor, shape, [*strides, 1], [1, 1, rows, width], layout)
 
 
