@@ -42,7 +42,7 @@ def test_the_fastest_schedule_is_in_the_models_first_third() -> None:
 
 def test_the_models_first_hopper_schedule_is_near_the_fastest() -> None:
     found = hopper_rankings(load(MEASURED / "fa-paper.json"))
-    assert len(found) >= 38
+    assert len(found) >= 37  # all but the bias: its tiles now leave no room for that run's stages
     assert {name: each for name, each in found.items() if each.loss > MOST_LOST} == {}
     assert statistics.mean(each.place == 1 for each in found.values()) >= 0.85
     assert max(each.place for each in found.values()) <= 3
