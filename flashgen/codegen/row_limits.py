@@ -46,6 +46,7 @@ class MaskText:
 
     first: str
     last: str
+    last_of_row: str  # where all keys of a tile exist; "": none
     rest: str
 
 
@@ -53,12 +54,16 @@ def mask_text(predicate: Boolean, printer: TritonPrinter) -> MaskText:
     """Limits as text; a predicate that is not worth parting stays whole, but for the keys' end."""
     found = row_limits(predicate)
     end = printer.doprint(sym.KV_LEN - 1)
-    last = f"tl.minimum({_narrow(found.last, printer)}, {end})" if found.last is not None else end
+    of_row = _narrow(found.last, printer) if found.last is not None else ""
+    last = f"tl.minimum({of_row}, {end})" if of_row else end
     if found.when != sp.true:
-        last = f"tl.where({printer.doprint(found.when)}, {last}, -1)"
+        condition = printer.doprint(found.when)
+        of_row = f"tl.where({condition}, {of_row or end}, -1)"
+        last = f"tl.where({condition}, {last}, -1)"
     return MaskText(
         first="" if found.first is None else _narrow(found.first, printer),
         last=last if found.last is not None or found.when != sp.true else f"({last})",
+        last_of_row=of_row,
         rest="" if found.rest == sp.true else printer.doprint(found.rest),
     )
 

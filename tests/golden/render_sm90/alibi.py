@@ -624,7 +624,7 @@ def walk(
         release(k_empty, n + 1, STAGES)
         scores = changed(scores, n_start, q_idx, slopes_at_h, BLOCK_N)
         if j >= full_hi:  # some rows do not see the last keys
-            scores = up_to(scores, gl.minimum(q_idx, kv_len - 1) - n_start, BLOCK_N)
+            scores = up_to(scores, q_idx - n_start, BLOCK_N)
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
         )

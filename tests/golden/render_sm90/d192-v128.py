@@ -604,7 +604,7 @@ def walk(
         scores = warpgroup_mma_wait(1, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
         if j >= full_hi:  # some rows do not see the last keys
-            scores = up_to(scores, gl.minimum(q_idx, kv_len - 1) - n_start, BLOCK_N)
+            scores = up_to(scores, q_idx - n_start, BLOCK_N)
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
         )

@@ -633,7 +633,7 @@ def walk(
         if j >= full_hi:  # some rows do not see the last keys
             scores = up_to(
                 scores,
-                gl.minimum(gl.minimum(gl.maximum(gl.maximum(q_idx, prefix_at_b.to(gl.int64) - 1), -1073741824), 1073741824).to(gl.int32), kv_len - 1) - n_start,
+                gl.minimum(gl.maximum(gl.maximum(q_idx, prefix_at_b.to(gl.int64) - 1), -1073741824), 1073741824).to(gl.int32) - n_start,
                 BLOCK_N,
             )
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
