@@ -94,18 +94,6 @@ class GluonText:
             return self.score.scale_log2
         return self.score.to_log2
 
-    @property
-    def mask_first(self) -> str:
-        return self.mask.first
-
-    @property
-    def mask_last(self) -> str:
-        return self.mask.last
-
-    @property
-    def mask_rest(self) -> str:
-        return self.mask.rest
-
     def parameters_for(self, text: str) -> Parameters:
         """Those of the parameters that `text` needs."""
         words = _words(text)

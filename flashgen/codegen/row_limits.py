@@ -51,7 +51,7 @@ class MaskText:
 
 
 def mask_text(predicate: Boolean, printer: TritonPrinter) -> MaskText:
-    """Limits as text; a predicate that is not worth parting stays whole, but for the keys' end."""
+    """Limits as text; `last` also ends with the keys."""
     found = row_limits(predicate)
     end = printer.doprint(sym.KV_LEN - 1)
     of_row = _narrow(found.last, printer) if found.last is not None else ""
@@ -91,7 +91,7 @@ def row_limits(predicate: Boolean) -> RowLimits:
             firsts.append(first)
         elif last is not None:
             lasts.append(last)
-        elif _is_of_row(part):
+        elif not part.has(sym.K):
             when.append(part)
         else:
             rest.append(part)
@@ -128,7 +128,3 @@ def _limit(part: Relational, kind: type[Relational]) -> sp.Expr | None:
         return None
     room = others - (1 if isinstance(part, (StrictLessThan, StrictGreaterThan)) else 0)
     return room if factor == -1 else -room
-
-
-def _is_of_row(part: Boolean) -> bool:
-    return not part.has(sym.K)

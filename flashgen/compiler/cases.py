@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.options import kernel_kinds
+from flashgen.passes.score_tile import score_tile
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import (
     HOPPER,
@@ -108,8 +109,6 @@ def _case(schedule: Schedule, shape: Shape, index: int, *, interpreted: bool) ->
 
 def _emulable(spec: AttentionSpec, case: Case) -> Case:
     """Of a Hopper kernel that has tiles of the score brought: with rows of it that TMA takes."""
-    from flashgen.passes.score_tile import score_tile
-
     if case.schedule.family != HOPPER or score_tile(spec) is None:
         return case
     shape = replace(case.shape, kv_len=-(-case.shape.kv_len // 8) * 8)

@@ -243,7 +243,7 @@ class _Runs:
         if self._elsewhere is not None and case.schedule.family == HOPPER:
             return self._elsewhere.run(case)
         told = None if case.is_chosen(self._plan) else case.schedule
-        emulated = self._is_emulated(case)
+        emulated = self._elsewhere is None and is_emulated(self._spec, case)
         attention = self._attentions.get((told, emulated))
         if attention is None:
             plan = self._plan if told is None else self._plan.only(told)
@@ -251,14 +251,16 @@ class _Runs:
             self._attentions[told, emulated] = attention
         return run_case(attention, case, self._device, emulated=emulated)
 
-    def _is_emulated(self, case: Case) -> bool:
-        """A Hopper schedule's case on a CPU, unless its tensors are the portable kernel's."""
-        here = case.schedule.family == HOPPER and self._elsewhere is None
-        tile = score_tile(self._spec) if here else None
-        if tile is None:
-            return here and case.strides in TMA_STRIDES
-        row_bytes = case.shape.kv_len * get_dtype(tile.tensor.dtype).bytes
-        return case.strides == "plain" and row_bytes % 16 == 0
+
+def is_emulated(spec: AttentionSpec, case: Case) -> bool:
+    """Whether the Hopper kernel runs a case on a CPU: not where TMA could not take its tensors."""
+    if case.schedule.family != HOPPER:
+        return False
+    tile = score_tile(spec)
+    if tile is None:
+        return case.strides in TMA_STRIDES
+    row_bytes = case.shape.kv_len * get_dtype(tile.tensor.dtype).bytes
+    return case.strides == "plain" and row_bytes % 16 == 0
 
 
 def attention_of(
@@ -351,10 +353,13 @@ def _notes(
             "computes, not what a GPU's compiler makes of it"
             + (", and computes bf16 in fp32" if "bf16" in (spec.dtype.q, spec.dtype.kv) else "")
         )
-    if interpreted and any(schedule.family == "gluon_sm90" for schedule in schedules):
+    if interpreted and any(schedule.family == HOPPER for schedule in schedules):
+        emulated = sum(is_emulated(spec, case) for case in cases)
         notes.append(
-            "kernels of the family gluon_sm90 ran in flashgen's emulator: it shows what their "
-            "roles hand over and compute, not what a GPU's compiler makes of them"
+            f"kernels of the family gluon_sm90 ran in flashgen's emulator, in {emulated} cases: it "
+            "shows what their roles hand over and compute, not what a GPU's compiler makes of them"
+            if emulated
+            else "no kernel of the family gluon_sm90 ran: TMA takes the tensors of none of the cases"
         )
     longest = max((case.shape.kv_len for case in cases), default=0)
     beyond = [str(edge) for edge in edge_lengths(spec) if edge >= longest]

@@ -16,7 +16,7 @@ from flashgen.compiler.verification import Verification, verify_plan
 from flashgen.errors import NotServedError, VerificationError
 from flashgen.runtime.artifact import Plan
 from flashgen.runtime.draw import draw, embed, needs_positive
-from flashgen.schedule.model import Bucket, Schedule, bucket_of
+from flashgen.schedule.model import Bucket, Schedule, Sm90, bucket_of
 from flashgen.spec.parse import load_spec
 from flashgen.spec.parts import Shape
 from flashgen.target import get_target
@@ -338,3 +338,21 @@ def test_hopper_kernels_are_emulated_on_a_cpu() -> None:
     assert any("flashgen's emulator" in note for note in found.notes)
     ran = [each.case.strides for each in found.results if each.case.schedule.family != "triton"]
     assert set(ran) <= {"plain", "transposed"}
+
+
+def test_it_says_when_no_hopper_kernel_ran() -> None:
+    """Rows of 75 numbers of a bias: the portable kernel serves, in a dtype that is interpreted."""
+    spec = AttentionSpec(
+        name="biased",
+        head_dim=64,
+        dtype="bf16",
+        score=[{"bias": {"tensor": "rel"}}],
+        inputs={"rel": {"shape": ["q_len", "kv_len"], "dtype": "bf16"}},
+    )
+    shape = Shape(batch=1, q_heads=1, kv_heads=1, q_len=70, kv_len=75)
+    schedule = Schedule(
+        family="gluon_sm90", block_m=128, block_n=64, num_warps=12, num_stages=2, sm90=Sm90()
+    )
+    found = verify(spec, target="nvidia-h200", schedule=schedule, device="cpu", shapes=[shape])
+    assert found.ok, str(found)
+    assert any("no kernel of the family gluon_sm90 ran" in note for note in found.notes)
