@@ -359,7 +359,7 @@ def _notes(
             f"kernels of the family gluon_sm90 ran in flashgen's emulator, in {emulated} cases: it "
             "shows what their roles hand over and compute, not what a GPU's compiler makes of them"
             if emulated
-            else "no kernel of the family gluon_sm90 ran: TMA takes the tensors of none of the cases"
+            else "no kernel of the family gluon_sm90 ran: TMA takes the tensors of none of them"
         )
     longest = max((case.shape.kv_len for case in cases), default=0)
     beyond = [str(edge) for edge in edge_lengths(spec) if edge >= longest]
