@@ -59,7 +59,7 @@ class GluonText:
     inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
     the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
     name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
-    roles: consumers, warps of the workers, registers a thread of each; groups: parameters with
+    roles: consumers, programs on an SM, warps of the workers, registers a thread of each; groups: parameters with
     their arguments.
     """
 
@@ -76,7 +76,7 @@ class GluonText:
     tanh: Tanh
     tile: TileText | None
     partial: str
-    roles: tuple[tuple[int, list[int], list[int]], ...]
+    roles: tuple[tuple[int, int, list[int], list[int]], ...]
     groups: tuple[tuple[tuple[str, str], ...], ...]
 
     @property
@@ -170,8 +170,8 @@ def gluon_text(
         tile=tile,
         partial=_partial(bounds) if masks_keys else "",
         roles=tuple(
-            (n, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
-            for n, (consumer, producer) in sorted(REGISTERS.items())
+            (n, programs, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
+            for (n, programs), (consumer, producer) in sorted(REGISTERS.items())
         ),
         groups=tuple(map(tuple, groups)),
     )

@@ -37,13 +37,17 @@ class Sm90:
     scheduler: a program for each query tile ("grid"), or one for each SM, whose next tile is a
     fixed number away ("static") or the next that is free ("dynamic"); q_buffers: query tiles that
     a program has room for; separate_out: whether output leaves through a buffer of its own, not
-    through q's; group_mb: MiB of K and V of the heads that are worked on side by side.
+    through q's; group_mb: MiB of K and V of the heads that are worked on side by side; overlapped: whether
+    a warpgroup multiplies q·k of a key tile together with probs·v of the one before (else one after
+    the other, with fewer registers); programs_per_sm: programs that share an SM.
     """
 
     scheduler: Scheduler = "grid"
     q_buffers: int = 1
     separate_out: bool = False
     group_mb: int = 32
+    overlapped: bool = True
+    programs_per_sm: int = 1
 
     @classmethod
     def from_dict(cls, data: object) -> Sm90:
@@ -62,18 +66,21 @@ class Sm90:
                 f"schedule.sm90.scheduler: must be one of {', '.join(SCHEDULERS)} "
                 f"(got {found.scheduler!r})"
             )
-        if not isinstance(found.separate_out, bool):
-            raise ScheduleError(
-                f"schedule.sm90.separate_out: must be true or false (got {found.separate_out!r})"
-            )
-        for name in ("q_buffers", "group_mb"):
+        for name in ("separate_out", "overlapped"):
+            if not isinstance(getattr(found, name), bool):
+                raise ScheduleError(
+                    f"schedule.sm90.{name}: must be true or false (got {getattr(found, name)!r})"
+                )
+        for name in ("q_buffers", "group_mb", "programs_per_sm"):
             _check_number(f"sm90.{name}", getattr(found, name))
         return found
 
     def __str__(self) -> str:
         out = "own output buffer" if self.separate_out else "output through q's buffer"
         buffers = "" if self.q_buffers == 1 else f" {self.q_buffers} q buffers"
-        return f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast"
+        order = "" if self.overlapped else ", products in turn"
+        programs = "" if self.programs_per_sm == 1 else f", {self.programs_per_sm} programs an SM"
+        return f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast{order}{programs}"
 
 
 SCHEDULERS: tuple[Scheduler, ...] = ("grid", "static", "dynamic")

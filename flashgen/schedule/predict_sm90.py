@@ -113,9 +113,9 @@ def likely_spills(schedule: Schedule, problem: Problem) -> bool:
     wanted += SCHEDULER_REGS[own.scheduler] + MASK_REGS * masked + OWN_OUT_REGS * own.separate_out
     if own.q_buffers > 1:  # the next tile's scores in the place of this one's probabilities
         wanted += sm90.ROWS * schedule.block_n // 256
-        if masked and consumers == max(sm90.REGISTERS):  # all of these spilled
+        if masked and consumers == max(sm90.CONSUMERS):  # all of these spilled
             return True
-    return wanted > sm90.REGISTERS[consumers][0]
+    return wanted > sm90.REGISTERS[consumers, own.programs_per_sm][0]
 
 
 def _step(

@@ -12,8 +12,15 @@ from flashgen.problem import Problem
 from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90
 from flashgen.spec import symbolic as sym
 
-# Consumer warpgroups -> registers a thread of a consumer and of the producer: 64 Ki of an SM.
-REGISTERS: Mapping[int, tuple[int, int]] = {2: (240, 24), 3: (160, 32)}
+# (consumer warpgroups, programs on an SM) -> registers a thread of a consumer and of the producer:
+# 64 Ki of an SM.
+REGISTERS: Mapping[tuple[int, int], tuple[int, int]] = {
+    (2, 1): (240, 24),
+    (2, 2): (104, 24),
+    (3, 1): (160, 32),
+}
+CONSUMERS: tuple[int, ...] = tuple(sorted({consumers for consumers, _programs in REGISTERS}))
+SMEM_OF_PROGRAM = 1024  # kept by the system, CUDA C++ Programming Guide, compute capability 9.0
 ROWS = 64  # of a consumer warpgroup
 MAX_HEAD_DIM = 256
 MAX_STAGES = 4
@@ -33,8 +40,14 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
     own = schedule.sm90 or Sm90()
     if schedule.kernel != "loop":
         yield Rejection("kernel of gluon_sm90: single_tile", 0, 0, "not served")
-    if schedule.block_m not in {ROWS * consumers for consumers in REGISTERS}:
+    if schedule.block_m not in {ROWS * consumers for consumers in CONSUMERS}:
         yield Rejection("block_m of gluon_sm90", schedule.block_m, 0, "128 or 192")
+        return
+    roles = (schedule.consumers, own.programs_per_sm)
+    if roles not in REGISTERS:
+        most = max(programs for n, programs in REGISTERS if n == schedule.consumers)
+        yield Rejection("programs_per_sm of gluon_sm90", own.programs_per_sm, most)
+        return
     warps = 4 * (schedule.consumers + 1)
     if schedule.num_warps != warps:
         yield Rejection("num_warps of gluon_sm90", schedule.num_warps, warps, "exactly")
@@ -54,6 +67,8 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
             else "of scheduler grid"
         )
         yield Rejection(f"q_buffers {what}", own.q_buffers, most)
+    if own.q_buffers > 1 and not own.overlapped:
+        yield Rejection("overlapped of more than one q buffer", 0, 1, "at least")
     if own.q_buffers > 1 and not own.separate_out:
         yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
     if not own.separate_out and problem.head_dim_qk_padded != problem.head_dim_v_padded:
@@ -61,7 +76,10 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
     smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
     if smem > limit:
         yield Rejection("smem_bytes", smem, limit)
-    regs, share = least_regs_per_thread(schedule, problem), REGISTERS[schedule.consumers][0]
+    shared = own.programs_per_sm * (smem + SMEM_OF_PROGRAM)
+    if own.programs_per_sm > 1 and shared > problem.target.smem_per_sm_bytes:
+        yield Rejection("smem_bytes of an SM", shared, problem.target.smem_per_sm_bytes)
+    regs, share = least_regs_per_thread(schedule, problem), REGISTERS[roles][0]
     if regs > share:
         yield Rejection("regs_per_thread", regs, share)
 
@@ -70,7 +88,7 @@ def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     """Every schedule of the family for `bucket`, feasible or not; none for short lengths."""
     if is_short(bucket):
         return
-    for consumers, block_n, num_stages in product(REGISTERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
+    for consumers, block_n, num_stages in product(CONSUMERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
         for own in _OWN:
             yield Schedule(
                 family="gluon_sm90",
@@ -219,6 +237,9 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
 
 
 def least_regs_per_thread(schedule: Schedule, problem: Problem) -> int:
-    """Registers that a consumer cannot do without: accumulator, scores, and probs as an operand."""
-    per_warpgroup = ROWS * (problem.head_dim_v_padded + schedule.block_n + schedule.block_n // 2)
-    return per_warpgroup // 128
+    """Registers that a consumer cannot do without: accumulator, scores, and, while products overlap,
+    probs as an operand beside them."""
+    scores = schedule.block_n
+    if schedule.sm90 is None or schedule.sm90.overlapped:
+        scores += schedule.block_n // 2
+    return ROWS * (problem.head_dim_v_padded + scores) // 128
