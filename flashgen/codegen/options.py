@@ -51,6 +51,7 @@ def _gluon_options(schedule: Schedule) -> dict[str, Option]:
         "Q_BUFFERS": own.q_buffers,
         "SCHEDULER": own.scheduler,
         "SEPARATE_OUT": own.separate_out,
+        "DIRECT_OUT": own.direct_out,
         "OVERLAPPED": own.overlapped,
         "PROGRAMS_PER_SM": own.programs_per_sm,
         "num_warps": 4,

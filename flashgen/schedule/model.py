@@ -47,6 +47,7 @@ class Sm90:
     separate_out: bool = False
     group_mb: int = 32
     overlapped: bool = True
+    direct_out: bool = False
     programs_per_sm: int = 1
 
     @classmethod
@@ -66,7 +67,7 @@ class Sm90:
                 f"schedule.sm90.scheduler: must be one of {', '.join(SCHEDULERS)} "
                 f"(got {found.scheduler!r})"
             )
-        for name in ("separate_out", "overlapped"):
+        for name in ("separate_out", "overlapped", "direct_out"):
             if not isinstance(getattr(found, name), bool):
                 raise ScheduleError(
                     f"schedule.sm90.{name}: must be true or false (got {getattr(found, name)!r})"
@@ -77,6 +78,7 @@ class Sm90:
 
     def __str__(self) -> str:
         out = "own output buffer" if self.separate_out else "output through q's buffer"
+        out = "output from registers" if self.direct_out else out
         buffers = "" if self.q_buffers == 1 else f" {self.q_buffers} q buffers"
         order = "" if self.overlapped else ", products in turn"
         programs = "" if self.programs_per_sm == 1 else f", {self.programs_per_sm} programs an SM"

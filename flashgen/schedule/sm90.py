@@ -18,6 +18,7 @@ REGISTERS: Mapping[tuple[int, int], tuple[int, int]] = {
     (2, 1): (240, 24),
     (2, 2): (104, 24),
     (3, 1): (160, 32),
+    (4, 1): (112, 24),
 }
 CONSUMERS: tuple[int, ...] = tuple(sorted({consumers for consumers, _programs in REGISTERS}))
 SMEM_OF_PROGRAM = 1024  # kept by the system, CUDA C++ Programming Guide, compute capability 9.0
@@ -41,7 +42,7 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
     if schedule.kernel != "loop":
         yield Rejection("kernel of gluon_sm90: single_tile", 0, 0, "not served")
     if schedule.block_m not in {ROWS * consumers for consumers in CONSUMERS}:
-        yield Rejection("block_m of gluon_sm90", schedule.block_m, 0, "128 or 192")
+        yield Rejection("block_m of gluon_sm90", schedule.block_m, 0, "128, 192 or 256")
         return
     roles = (schedule.consumers, own.programs_per_sm)
     if roles not in REGISTERS:
@@ -69,9 +70,9 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
         yield Rejection(f"q_buffers {what}", own.q_buffers, most)
     if own.q_buffers > 1 and not own.overlapped:
         yield Rejection("overlapped of more than one q buffer", 0, 1, "at least")
-    if own.q_buffers > 1 and not own.separate_out:
+    if own.q_buffers > 1 and not (own.separate_out or own.direct_out):
         yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
-    if not own.separate_out and problem.head_dim_qk_padded != problem.head_dim_v_padded:
+    if not (own.separate_out or own.direct_out) and problem.head_dim_qk_padded != problem.head_dim_v_padded:
         yield Rejection("separate_out where head dims differ", 0, 1, "at least")
     smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
     if smem > limit:
