@@ -59,8 +59,8 @@ class GluonText:
     inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
     the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
     name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
-    roles: consumers, programs on an SM, warps of the workers, registers a thread of each; groups: parameters with
-    their arguments.
+    roles: consumers, programs on an SM, warps of the workers, registers a thread of each; groups:
+    parameters with their arguments.
     """
 
     api: Api

@@ -179,7 +179,7 @@ def _combinations(bases: tuple[tuple[int, ...], ...]) -> torch.Tensor:
 def _inline_asm_elementwise(
     asm: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: bool, pack: Any
 ) -> Any:
-    """PTX on `pack` consecutive numbers of a thread at a time (see `run_ptx`); a register holds one,
+    """PTX on `pack` consecutive numbers of a thread at a time (`run_ptx`); a register holds one,
     or two of 16 bits."""
     values = [as_value(each) for each in args]
     dtypes = dtype if isinstance(dtype, tuple | list) else (dtype,)

@@ -37,9 +37,10 @@ class Sm90:
     scheduler: a program for each query tile ("grid"), or one for each SM, whose next tile is a
     fixed number away ("static") or the next that is free ("dynamic"); q_buffers: query tiles that
     a program has room for; separate_out: whether output leaves through a buffer of its own, not
-    through q's; group_mb: MiB of K and V of the heads that are worked on side by side; overlapped: whether
-    a warpgroup multiplies q·k of a key tile together with probs·v of the one before (else one after
-    the other, with fewer registers); programs_per_sm: programs that share an SM.
+    through q's; group_mb: MiB of K and V of the heads that are worked on side by side; overlapped:
+    whether a warpgroup multiplies q·k of a key tile together with probs·v of the one before (else
+    in turn, with fewer registers); direct_out: whether output goes from registers to memory, so
+    that it needs no buffer; programs_per_sm: programs that share an SM.
     """
 
     scheduler: Scheduler = "grid"
@@ -226,7 +227,7 @@ Relation = Literal[
     "at most",
     "at least",
     "exactly",
-    "128 or 192",
+    "128, 192 or 256",
     "64 or 128",
     "power of two",
     "as in the spec",
@@ -256,7 +257,7 @@ class Rejection:
             return f"{self.reason}: must be a power of two (got {self.required})"
         if self.relation == "not served":
             return f"{self.reason}: not served"
-        if self.relation in {"128 or 192", "64 or 128"}:
+        if self.relation in {"128, 192 or 256", "64 or 128"}:
             return f"{self.reason}: must be {self.relation} (got {self.required})"
         if self.relation == "as in the spec":
             return f"{self.reason}: the spec asks for another one"

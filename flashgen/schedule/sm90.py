@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import Any
 
 from flashgen.dtypes import get_dtype
 from flashgen.passes.score_tile import score_tile
@@ -26,6 +27,7 @@ ROWS = 64  # of a consumer warpgroup
 MAX_HEAD_DIM = 256
 MAX_STAGES = 4
 MAX_Q_BUFFERS = 2
+LEAST_DIRECT = 32  # output columns that four threads write in 16 bytes each
 BLOCKS_N: tuple[int, ...] = (64, 128)
 TMA_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: strides and addresses are multiples
 
@@ -68,11 +70,20 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
             else "of scheduler grid"
         )
         yield Rejection(f"q_buffers {what}", own.q_buffers, most)
+    if own.direct_out and own.separate_out:
+        yield Rejection("separate_out beside direct_out", 1, 0)
+    if own.direct_out and problem.head_dim_v_padded < LEAST_DIRECT:
+        yield Rejection(
+            "head_dim_v of direct_out", problem.head_dim_v_padded, LEAST_DIRECT, "at least"
+        )
     if own.q_buffers > 1 and not own.overlapped:
         yield Rejection("overlapped of more than one q buffer", 0, 1, "at least")
     if own.q_buffers > 1 and not (own.separate_out or own.direct_out):
         yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
-    if not (own.separate_out or own.direct_out) and problem.head_dim_qk_padded != problem.head_dim_v_padded:
+    if (
+        not (own.separate_out or own.direct_out)
+        and problem.head_dim_qk_padded != problem.head_dim_v_padded
+    ):
         yield Rejection("separate_out where head dims differ", 0, 1, "at least")
     smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
     if smem > limit:
@@ -102,13 +113,21 @@ def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
 
 
 GROUPS_MB = (4, 32)
-# A program for one tile has use for one q buffer, and more than one need an output buffer.
+OUTPUTS: tuple[Mapping[str, bool], ...] = (
+    {},
+    {"separate_out": True},
+    {"direct_out": True},
+)
+# Products in turn lose 5 to 18% where a program has the SM for itself; two on one SM have too few
+# registers for anything else (H200, d64 and d128, 2k and 16k keys).
+SHARES: tuple[Mapping[str, Any], ...] = ({}, {"programs_per_sm": 2, "overlapped": False})
+# A program for one tile has use for one q buffer, and more than one need q's buffer for q alone.
 _OWN: tuple[Sm90, ...] = tuple(
-    Sm90(scheduler=scheduler, q_buffers=q_buffers, separate_out=separate_out, group_mb=group_mb)
-    for scheduler, q_buffers, separate_out, group_mb in product(
-        SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), (False, True), GROUPS_MB
+    Sm90(scheduler=scheduler, q_buffers=q_buffers, group_mb=group_mb, **out, **share)
+    for scheduler, q_buffers, out, group_mb, share in product(
+        SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), OUTPUTS, GROUPS_MB, SHARES
     )
-    if q_buffers == 1 or (separate_out and scheduler != "grid")
+    if q_buffers == 1 or (out and not share and scheduler != "grid")
 )
 
 
@@ -216,7 +235,7 @@ _POINTER, _INT, _RING, _TILES = 8, 4, 16, 28  # as arguments: a ring of barriers
 def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
     """Bytes of the kernel's arguments and buffers that its roles use, handed over in memory."""
     spec, spans = problem.spec, visibility(problem.spec).spans
-    tensor_maps, rings, tiles = 4, 6 + 1, 3 + own.separate_out
+    tensor_maps, rings, tiles = 4 - own.direct_out, 6 + 1, 3 + own.separate_out
     integers = 6 + (spec.heads.group is None) + (own.scheduler != "grid")
     integers += any(span.heavy_last for span in spans)  # which counts tiles from the last
     wide = int(return_lse) + 2 * (spec.sink != "none")
