@@ -136,7 +136,8 @@ _OWN: tuple[Sm90, ...] = tuple(
     for scheduler, q_buffers, out, group_mb, share in product(
         SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), OUTPUTS, GROUPS_MB, SHARES
     )
-    if q_buffers == 1 or (out and not share and scheduler != "grid")
+    if (q_buffers == 1 or (out and not share and scheduler != "grid"))
+    and (not share or "direct_out" in out)
 )
 
 

@@ -223,7 +223,7 @@ SERVED_NOT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-NUMBER = 2 * 4 * (3 * 26 + 18)  # keys and stages of a tile; consumers, two of which can share an SM
+NUMBER = 2 * 4 * (3 * 26 + 6)  # keys and stages of a tile; consumers; two programs on an SM
 
 
 @pytest.mark.parametrize("name", SERVED_NOT)
