@@ -44,7 +44,7 @@ def options(schedule: Schedule) -> dict[str, Option]:
 def _gluon_options(schedule: Schedule) -> dict[str, Option]:
     """`group_mb` is for the module's `run`; num_warps: of one warpgroup, the kernel adds others."""
     own = schedule.sm90 or Sm90()
-    return {
+    found: dict[str, Option] = {
         "BLOCK_N": schedule.block_n,
         "CONSUMERS": schedule.consumers,
         "STAGES": schedule.num_stages,
@@ -54,6 +54,9 @@ def _gluon_options(schedule: Schedule) -> dict[str, Option]:
         "num_warps": 4,
         "group_mb": own.group_mb,
     }
+    if own.packed_heads > 1:
+        found["PACKED_HEADS"] = own.packed_heads
+    return found
 
 
 def kernel_options(schedule: Schedule, kind: str) -> dict[str, int | str]:

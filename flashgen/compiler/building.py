@@ -274,6 +274,7 @@ def kernel_file(plan: Plan, job: Job) -> str:
     if s.sm90 is not None:
         out = "_out" if s.sm90.separate_out else ""
         own = f"_{s.sm90.scheduler}_q{s.sm90.q_buffers}{out}_g{s.sm90.group_mb}"
+        own += "" if s.packed_heads == 1 else f"_p{s.packed_heads}"
     return (
         f"{module_name(plan)}.{job.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
         f"{cap}{own}{rows}"
@@ -294,7 +295,7 @@ def shape_figures(problem: Problem, plan: Plan) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for shape in problem.spec.shapes:
         schedule = for_shape(problem, chosen[bucket_of(shape.q_len, shape.kv_len)], shape)
-        tile, splits = (schedule.block_m, schedule.block_n), schedule.splits_for(shape.kv_len)
+        tile, splits = (schedule.positions, schedule.block_n), schedule.splits_for(shape.kv_len)
         seen = visits(problem.spec, shape, *tile, num_kv_splits=splits, kernel=schedule.kernel)
         figures = budget_for(problem, schedule).figures(
             schedule,

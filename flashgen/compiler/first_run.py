@@ -275,9 +275,9 @@ def first_cases(problem: Problem, schedule: Schedule, sizes: Sizes) -> Sequence[
 
     In the second, values that only some rows see are NaN (`draw.NAN_EVERY`): rows are walked again.
     """
-    group = problem.spec.heads.group or 2
-    q_len, kv_len = schedule.block_m + 1, 2 * schedule.block_n + 3
-    tiles_a_batch = -(-q_len // schedule.block_m) * 2 * group
+    group = problem.spec.heads.group or max(2, schedule.packed_heads)
+    q_len, kv_len = schedule.positions + 1, 2 * schedule.block_n + 3
+    tiles_a_batch = -(-q_len // schedule.positions) * schedule.tile_heads(2 * group, 2)
     many = -(-5 * problem.target.sm_count // (2 * tiles_a_batch))
     return (
         Case(schedule, Shape(SMALL_BATCH, 2 * group, 2, q_len, kv_len), "plain", 0),

@@ -439,6 +439,7 @@ def parameters(schedule: Schedule) -> dict[str, int]:
         "q_buffers": own.q_buffers,
         "separate_out": int(own.separate_out),
         "group_mb": own.group_mb,
+        "packed_heads": own.packed_heads,
     }
 
 
@@ -460,6 +461,7 @@ def _distributions(names: Iterable[str]) -> dict[str, Any]:
         "q_buffers": IntDistribution(1, 16),
         "separate_out": IntDistribution(0, 1),
         "group_mb": IntDistribution(1, 1 << 20, log=True),
+        "packed_heads": IntDistribution(1, 64, log=True),
     }
     return {name: known[name] for name in names}
 

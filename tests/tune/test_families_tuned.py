@@ -140,7 +140,7 @@ def test_an_entry_of_the_family_reads_back_and_is_of_the_published_format(tmp_pa
 
 def test_a_familys_own_fields_are_parameters_of_its_trials() -> None:
     common = set(parameters(DEFAULT))
-    own = {"consumers", "scheduler", "q_buffers", "separate_out", "group_mb"}
+    own = {"consumers", "scheduler", "q_buffers", "separate_out", "group_mb", "packed_heads"}
     assert set(parameters(BEST)) == common | own
     assert (parameters(DEFAULT)["hopper"], parameters(BEST)["hopper"]) == (0, 1)
     values: dict[str, set[int]] = {}
