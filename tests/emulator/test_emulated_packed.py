@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_runs import Sizes, compared
+from emulated_runs import TARGET, Sizes, compared
 from hopper_cases import DYNAMIC, STATIC, hopper
 
-from flashgen.schedule.model import Schedule
+from flashgen.codegen.render import render
+from flashgen.problem import Problem
+from flashgen.schedule.model import Bucket, Schedule
 from flashgen.spec.model import AttentionSpec
 
 SLOPES = {"slopes": {"shape": ["q_heads"], "dtype": "fp32"}}
@@ -135,3 +137,15 @@ def test_strided_tensors(tmp_path: Path) -> None:
     sizes = Sizes(9, 100, q_heads=12, kv_heads=2)
     found = compared(tmp_path, spec_of("alibi", 6), LAST, sizes, spoil=spoil)
     assert found.ok, found
+
+
+def test_beside_a_schedule_whose_tiles_are_of_one_head(tmp_path: Path) -> None:
+    """A module with both; the host leaves no parameter of the kernel to a default."""
+    spec, apart = spec_of("each", 6), hopper(2, 64, 2, **DYNAMIC)
+    choices = [(Bucket(16, None), LAST), (Bucket(None, None), apart)]
+    for has_lse in (True, False):
+        both = render(Problem(spec, TARGET), choices, has_lse=has_lse).text
+        sizes = Sizes(150, 200, q_heads=6)
+        found = compared(tmp_path, spec, apart, sizes, has_lse=has_lse, text=lambda _, t=both: t)
+        assert found.ok, found
+    assert "PACKED_HEADS: gl.constexpr,\n):" in both

@@ -1203,8 +1203,7 @@ def attention_fwd_sm90(
     num_q_heads: gl.int32, q_len: gl.int32, kv_len: gl.int32,
     num_m_tiles: gl.int32, tiles_abreast: gl.int32, num_heads: gl.int32, heads_abreast: gl.int32, num_tiles: gl.int32,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
-    SCHEDULER: gl.constexpr, SEPARATE_OUT: gl.constexpr,
-    PACKED_HEADS: gl.constexpr = 1,
+    SCHEDULER: gl.constexpr, SEPARATE_OUT: gl.constexpr, PACKED_HEADS: gl.constexpr,
 ):
     q_smem = tiles(q_desc, Q_BUFFERS * CONSUMERS)
     k_smem = tiles(k_desc, STAGES)
@@ -1338,7 +1337,8 @@ def run(kernel, options, q, k, v, slopes, sink, out, lse):
                 sink, sink.stride(0),
                 num_q_heads, q_len, kv_len,
                 num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-                **{name: value for name, value in options.items() if name != "group_mb"},
+                PACKED_HEADS=packed_heads,
+                **{name: value for name, value in options.items() if name not in ("group_mb", "PACKED_HEADS")},
             )
             return
         kernel, options = attention_fwd, PORTABLE
