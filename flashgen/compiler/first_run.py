@@ -215,19 +215,20 @@ class FirstRuns:
     def _vouched(self, subject: Subject, plan: Plan, device: torch.device) -> Verdict | None:
         """Proven by a tuned config that was measured with this kernel and toolchain.
 
-        Tuning times kernels that write no lse. One that does has a store more, which waits for
-        nothing: what is known of the other holds for it.
+        Tuning times kernels that write no lse, each in a module of its own. One that does has a
+        store more, which waits for nothing, and a module in which some schedules have heads that
+        share tiles a constant more: what is known of the other holds for it.
         """
         target = self._target_of(device)
         entries = [e for e in _entries(self._spec, target) if verdicts.ran_here(e, subject)]
         if not entries:
             return None
         measured = subject
-        if plan.has_lse:
-            from flashgen.compiler.choose import plan as plan_for
+        if plan.has_lse or any(schedule.packed_heads > 1 for _, schedule in plan.choices):
+            from flashgen.tune.session import digest_of
 
-            without, _ = plan_for(self._spec, target, has_lse=False)
-            measured = replace(subject, digest=without.hopper_digest)
+            alone = digest_of(Problem(self._spec, target), subject.schedule)
+            measured = replace(subject, digest=alone)
         if any(verdicts.vouched(entry, measured) for entry in entries):
             return remember(subject, "proven")
         return None

@@ -270,6 +270,25 @@ def test_short_rows_are_tuned_with_triton_alone() -> None:
     assert sm90.is_short(found.results[0].case.bucket)
 
 
+def test_short_rows_of_a_group_are_tuned_with_heads_that_share_tiles(tmp_path: Path) -> None:
+    def most_packed_wins(schedule: Schedule) -> float:
+        return hopper_wins_anywhere(schedule) / schedule.packed_heads
+
+    grouped = SPEC.replace(heads={"group": 4}, shapes=[])
+    short = [{"batch": 1, "q_heads": 16, "kv_heads": 4, "q_len": 9, "kv_len": 2048}]
+    found, measurer = tune(most_packed_wins, grouped, trials=24, shapes=short)
+    (kept,) = found.table.entries if found.table else ()
+    assert kept.schedule.packed_heads == 4
+    assert {each.packed_heads for each in measurer.measured} == {1, 2, 4}
+    assert {each.packed_heads for each in measurer.measured if each.family == HOPPER} == {2, 4}
+    assert found.table is not None
+    write_table(tmp_path / "tuned.json", found.table)
+    assert read_table(tmp_path / "tuned.json") == found.table
+    jsonschema.validate(json.loads((tmp_path / "tuned.json").read_text("utf-8")), table_schema())
+    plan, _ = choose.plan(grouped, TARGET, has_lse=False)
+    assert dict(plan.choices)[kept.bucket] == kept.schedule
+
+
 NONE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "arch": ({}, ("--target", "nvidia-a100-80gb")),
     "dtype": ({"dtype": "fp32"}, ("--target", TARGET.id)),

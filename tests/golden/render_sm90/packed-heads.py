@@ -481,12 +481,18 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return made
 
 @gluon.jit
+def head_in_tile(rows, PACKED_HEADS: gl.constexpr):
+    """Which of the heads that share a tile a row is of."""
+    return rows // (ROWS // PACKED_HEADS)
+
+
+@gluon.jit
 def head_of(rows, h, PACKED_HEADS: gl.constexpr):
     """The query head of each of a warpgroup's rows, which are numbers from 0 on, if h is its first; of
     those past the group the last one, so that what is read for them exists."""
     if PACKED_HEADS > 1:
         h = gl.minimum(
-            h + rows // (ROWS // PACKED_HEADS),
+            h + head_in_tile(rows, PACKED_HEADS),
             h // GQA_GROUP * GQA_GROUP + (GQA_GROUP - 1),
         )
     return h
@@ -495,7 +501,7 @@ def head_of(rows, h, PACKED_HEADS: gl.constexpr):
 @gluon.jit
 def is_head(rows, h, PACKED_HEADS: gl.constexpr):
     """Whether a row is of a head of the group."""
-    return h % GQA_GROUP + rows // (ROWS // PACKED_HEADS) < GQA_GROUP
+    return h % GQA_GROUP + head_in_tile(rows, PACKED_HEADS) < GQA_GROUP
 
 
 @gluon.jit
@@ -766,13 +772,15 @@ def walk(
 def store_lse(m_row, l_row, b, h, row_first, lse_ptr, sink_ptr, stride_sink_0, num_q_heads, q_len, PACKED_HEADS: gl.constexpr):
     lse = (m_row + gl.log2(l_row)) * LN_2
     rows = gl.arange(0, ROWS, l_row.type.layout)
-    exists = is_head(rows, h, PACKED_HEADS)
-    h = head_of(rows, h, PACKED_HEADS)
-    sink = gl.load(sink_ptr + h * stride_sink_0)
+    sink = gl.load(sink_ptr + head_of(rows, h, PACKED_HEADS) * stride_sink_0)
     lse = gl.where((m_row == sink * LOG2_E) & (l_row == 1.0), sink, lse)  # no key counts: exactly the sink
     lse_base = lse_ptr + (b * num_q_heads + h).to(gl.int64) * q_len + row_first
-    rows = position_of(rows, PACKED_HEADS)
-    gl.store(lse_base + rows, lse, mask=exists & (row_first + rows < q_len))
+    exists = is_head(rows, h, PACKED_HEADS) & (row_first + position_of(rows, PACKED_HEADS) < q_len)
+    gl.store(
+        lse_base + (head_in_tile(rows, PACKED_HEADS) * q_len + position_of(rows, PACKED_HEADS)),
+        lse,
+        mask=exists,
+    )
 
 
 KEYS_AGAIN = gl.constexpr(16)  # of a step of `walk_again`
