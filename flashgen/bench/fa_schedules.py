@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flashgen.bench.fa_cases import GRID, FaCase
-from flashgen.bench.gluon_variants import SCHEDULES, schedule
+from flashgen.bench.gluon_variants import SCHEDULES, schedule, shared
 from flashgen.schedule.model import Schedule
 
 
@@ -32,34 +32,41 @@ class Row:
 
 
 PLAIN: tuple[Row, ...] = (
-    Row(64, SCHEDULES[64]),
-    Row(64, (schedule(2, 128, 2, "grid"),), lengths=(0, 2048)),
-    Row(128, SCHEDULES[128]),
-    Row(256, (*SCHEDULES[256], schedule(2, 64, 2, "static"))),
+    Row(64, (schedule(3, 128, 4, "dynamic", direct_out=True),), lengths=(2048, 2**30)),
+    Row(64, (schedule(3, 128, 4, "grid", direct_out=True),), causal=True, lengths=(4096, 2**30)),
+    Row(64, (shared("dynamic", 32),)),
+    Row(64, (shared("dynamic", 4), shared("static", 4)), lengths=(0, 2048)),
+    Row(64, (schedule(4, 64, 4, "dynamic", direct_out=True, group_mb=4),), lengths=(0, 2048)),
+    Row(128, SCHEDULES[128][:3]),
+    Row(128, (schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=4),), lengths=(0, 2048)),
+    Row(128, SCHEDULES[128][3:]),
+    Row(256, SCHEDULES[256]),
 )
 
 # Variants with schedules of their own; the others take those of plain attention.
+NARROW: tuple[Schedule, ...] = (
+    schedule(3, 64, 3, "dynamic", separate_out=True),
+    schedule(3, 64, 4, "dynamic", direct_out=True),
+    schedule(2, 64, 3, "dynamic", separate_out=True),
+)
 VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
     "documents": (
+        *NARROW,
         schedule(2, 64, 4, "dynamic", separate_out=True),
-        schedule(2, 64, 2, "grid"),
         schedule(2, 128, 2, "dynamic", separate_out=True),
     ),
     "bias": (
         schedule(2, 64, 3, "dynamic", separate_out=True),
-        schedule(2, 64, 3, "grid"),
+        schedule(2, 64, 3, "dynamic", direct_out=True),
         schedule(2, 64, 2, "dynamic", separate_out=True),
-        schedule(2, 64, 3, "static", separate_out=True, group_mb=4),
+        schedule(3, 64, 2, "dynamic", direct_out=True),
     ),
-    "window512": (
-        *SCHEDULES[128],
-        schedule(2, 64, 4, "grid"),
-        schedule(2, 64, 3, "dynamic", separate_out=True),
-    ),
+    "window512": (*NARROW, schedule(2, 128, 2, "dynamic", separate_out=True)),
     "sinks-window128": (
-        schedule(2, 128, 4, "dynamic", separate_out=True),
+        shared("dynamic", 32),
+        shared("dynamic", 4),
         schedule(2, 64, 4, "dynamic", separate_out=True),
-        schedule(2, 64, 4, "grid"),
+        schedule(3, 64, 4, "dynamic", direct_out=True),
     ),
 }
 
@@ -67,20 +74,19 @@ VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
 WIDE_CASES: tuple[str, ...] = tuple(f"grid/d{d}/n8192/causal" for d in (64, 128, 256))
 WIDE: Mapping[int, tuple[Schedule, ...]] = {
     64: (
-        schedule(3, 128, 4, "dynamic"),
-        schedule(3, 128, 3, "static"),
-        schedule(2, 128, 3, "grid"),
+        schedule(3, 128, 4, "static", direct_out=True),
+        schedule(3, 64, 4, "dynamic", direct_out=True),
+        shared("dynamic", 4),
         schedule(2, 128, 4, "dynamic", separate_out=True),
     ),
     128: (
-        schedule(2, 128, 2, "dynamic"),
-        schedule(2, 128, 2, "dynamic", separate_out=True, group_mb=4),
-        schedule(2, 128, 2, "static", separate_out=True),
-        schedule(3, 128, 2, "grid"),
+        schedule(3, 64, 3, "grid", separate_out=True),
+        schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=4),
+        schedule(2, 128, 2, "grid"),
     ),
     256: (
-        schedule(2, 64, 2, "dynamic", group_mb=4),
-        schedule(2, 64, 2, "static", group_mb=4),
+        schedule(2, 64, 2, "dynamic"),
+        schedule(2, 64, 2, "grid", direct_out=True),
     ),
 }
 

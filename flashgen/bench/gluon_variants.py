@@ -20,6 +20,9 @@ def schedule(
     separate_out: bool = False,
     q_buffers: int = 1,
     group_mb: int = 32,
+    direct_out: bool = False,
+    overlapped: bool = True,
+    programs_per_sm: int = 1,
 ) -> Schedule:
     """A schedule of the family."""
     return Schedule(
@@ -33,29 +36,48 @@ def schedule(
             q_buffers=q_buffers,
             separate_out=separate_out,
             group_mb=group_mb,
+            overlapped=overlapped,
+            direct_out=direct_out,
+            programs_per_sm=programs_per_sm,
         ),
+    )
+
+
+def shared(scheduler: Scheduler, group_mb: int) -> Schedule:
+    """Two programs on each SM: while one begins or ends a query tile the other multiplies."""
+    return schedule(
+        *(2, 64, 4, scheduler),
+        direct_out=True,
+        group_mb=group_mb,
+        overlapped=False,
+        programs_per_sm=2,
     )
 
 
 # Head dim up to -> schedules to check and to time; the first serves long sequences best.
 SCHEDULES: Mapping[int, tuple[Schedule, ...]] = {
     64: (
-        schedule(3, 128, 4, "grid"),
-        schedule(3, 128, 4, "grid", separate_out=True),  # the one that does not spill if causal
-        schedule(2, 128, 4, "dynamic", separate_out=True, group_mb=4),
-        schedule(2, 128, 4, "static", separate_out=True, group_mb=4),
+        schedule(3, 128, 4, "dynamic", direct_out=True),
+        schedule(3, 128, 4, "grid", direct_out=True),  # does not spill if causal
+        shared("dynamic", 32),
+        shared("dynamic", 4),
+        shared("static", 4),
+        schedule(4, 64, 4, "dynamic", direct_out=True, group_mb=4),
         schedule(2, 128, 4, "static", separate_out=True, q_buffers=2, group_mb=4),
-        schedule(2, 128, 4, "dynamic", separate_out=True, q_buffers=2, group_mb=4),
-        schedule(2, 64, 4, "static", separate_out=True, q_buffers=2, group_mb=4),
     ),
     128: (
+        schedule(3, 64, 3, "dynamic", separate_out=True),
+        schedule(3, 64, 4, "dynamic", direct_out=True),
+        schedule(3, 64, 3, "static", separate_out=True, group_mb=4),
         schedule(2, 128, 2, "dynamic", separate_out=True),
-        schedule(2, 128, 2, "static", separate_out=True, group_mb=4),
         schedule(2, 128, 2, "static", separate_out=True, q_buffers=2, group_mb=4),
-        schedule(2, 128, 2, "dynamic", separate_out=True, q_buffers=2, group_mb=4),
-        schedule(2, 128, 2, "grid"),
     ),
-    256: (schedule(2, 64, 2, "grid"), schedule(2, 64, 2, "dynamic")),
+    256: (
+        schedule(2, 64, 2, "dynamic", direct_out=True),
+        schedule(2, 64, 2, "dynamic", direct_out=True, group_mb=4),
+        schedule(2, 64, 2, "static", direct_out=True, group_mb=4),
+        schedule(2, 64, 2, "grid"),
+    ),
 }
 
 

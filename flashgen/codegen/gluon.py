@@ -59,8 +59,9 @@ class GluonText:
     inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
     the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
     name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
-    roles: consumers, warps of the workers, registers a thread of each; packs: whether query heads
-    share a tile in some schedule of the module; groups: parameters with their arguments.
+    roles: consumers, programs on an SM, warps of the workers, registers a thread of each; packs:
+    whether query heads share a tile in some schedule of the module; groups: parameters with their
+    arguments.
     """
 
     api: Api
@@ -76,7 +77,7 @@ class GluonText:
     tanh: Tanh
     tile: TileText | None
     partial: str
-    roles: tuple[tuple[int, list[int], list[int]], ...]
+    roles: tuple[tuple[int, int, list[int], list[int]], ...]
     packs: bool
     groups: tuple[tuple[tuple[str, str], ...], ...]
 
@@ -174,8 +175,8 @@ def gluon_text(
         tile=tile,
         partial=_partial(bounds) if masks_keys else "",
         roles=tuple(
-            (n, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
-            for n, (consumer, producer) in sorted(REGISTERS.items())
+            (n, programs, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
+            for (n, programs), (consumer, producer) in sorted(REGISTERS.items())
         ),
         packs=packs,
         groups=tuple(map(tuple, groups)),

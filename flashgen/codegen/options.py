@@ -51,12 +51,25 @@ def _gluon_options(schedule: Schedule) -> dict[str, Option]:
         "Q_BUFFERS": own.q_buffers,
         "SCHEDULER": own.scheduler,
         "SEPARATE_OUT": own.separate_out,
+        "DIRECT_OUT": own.direct_out,
+        "OVERLAPPED": own.overlapped,
+        "PROGRAMS_PER_SM": own.programs_per_sm,
         "num_warps": 4,
+        **({"maxnreg": _registers(schedule)} if own.programs_per_sm > 1 else {}),
         "group_mb": own.group_mb,
     }
     if own.packed_heads > 1:
         found["PACKED_HEADS"] = own.packed_heads
     return found
+
+
+def _registers(schedule: Schedule) -> int:
+    """Registers a thread with which so many programs fit on an SM; roles then part them anew."""
+    own = schedule.sm90 or Sm90()
+    return REGISTERS_OF_SM // (32 * schedule.num_warps * own.programs_per_sm) // 8 * 8
+
+
+REGISTERS_OF_SM = 64 * 1024  # CUDA C++ Programming Guide, compute capability 9.0
 
 
 def kernel_options(schedule: Schedule, kind: str) -> dict[str, int | str]:

@@ -272,9 +272,11 @@ def kernel_file(plan: Plan, job: Job) -> str:
     rows = "" if job.aligned else "_any_rows"
     own = ""
     if s.sm90 is not None:
-        out = "_out" if s.sm90.separate_out else ""
+        out = "_out" if s.sm90.separate_out else "_direct" if s.sm90.direct_out else ""
         own = f"_{s.sm90.scheduler}_q{s.sm90.q_buffers}{out}_g{s.sm90.group_mb}"
-        own += "" if s.packed_heads == 1 else f"_p{s.packed_heads}"
+        own += "" if s.sm90.overlapped else "_turn"
+        own += "" if s.sm90.programs_per_sm == 1 else f"_p{s.sm90.programs_per_sm}"
+        own += "" if s.packed_heads == 1 else f"_h{s.packed_heads}"
     return (
         f"{module_name(plan)}.{job.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
         f"{cap}{own}{rows}"

@@ -179,7 +179,8 @@ def _combinations(bases: tuple[tuple[int, ...], ...]) -> torch.Tensor:
 def _inline_asm_elementwise(
     asm: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: bool, pack: Any
 ) -> Any:
-    """PTX on `pack` consecutive registers of a thread at a time (see `run_ptx`)."""
+    """PTX on `pack` consecutive numbers of a thread at a time (`run_ptx`); a register holds one,
+    or two of 16 bits."""
     values = [as_value(each) for each in args]
     dtypes = dtype if isinstance(dtype, tuple | list) else (dtype,)
     shape = torch.broadcast_shapes(*(value.data.shape for value in values))
@@ -187,16 +188,32 @@ def _inline_asm_elementwise(
     pack = int(pack)
     outputs: list[list[torch.Tensor]] = [[] for _ in dtypes]
     spread = [_in_threads(value, shape, threads) for value in values]
-    for first in range(0, spread[0].shape[0], pack):
-        numbers = [part for each in spread for part in each[first : first + pack]]
-        made = _run(asm, constraints, numbers, len(dtypes) * pack)
-        for number, part in enumerate(made):
-            outputs[number // pack].append(part)
+    per_register = [_per_register(torch_dtype(each)) for each in dtypes]
+    counts = [pack // each for each in per_register]
+    starts = range(0, spread[0].shape[0] * _per_register(values[0].data.dtype), pack)
+    for first in starts:
+        numbers = [
+            part
+            for value, each in zip(values, spread, strict=True)
+            for part in _of_pack(each, first, pack, _per_register(value.data.dtype))
+        ]
+        made = _run(asm, constraints, numbers, sum(counts))
+        for output, count in zip(outputs, counts, strict=True):
+            output.extend(made[:count])
+            made = made[count:]
     results = tuple(
         _from_threads(torch.stack(parts), wanted, shape, threads, values)
         for parts, wanted in zip(outputs, dtypes, strict=True)
     )
     return results if isinstance(dtype, tuple | list) else results[0]
+
+
+def _per_register(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_floating_point and dtype.itemsize == 2 else 1
+
+
+def _of_pack(registers: torch.Tensor, first: int, pack: int, each: int) -> torch.Tensor:
+    return registers[first // each : (first + pack) // each]
 
 
 def _run(
@@ -228,6 +245,9 @@ def _threads_of(values: Sequence[Value], shape: torch.Size) -> torch.Tensor | No
 def _in_threads(value: Value, shape: torch.Size, threads: torch.Tensor | None) -> torch.Tensor:
     """[registers, warps, lanes], int32."""
     bits = value.data.contiguous()
+    if threads is not None and _per_register(bits.dtype) == 2:
+        pairs = bits.expand(shape)[tuple(threads.unbind(-1))].unflatten(0, (-1, 2))
+        return pairs.movedim(1, -1).contiguous().view(torch.int32)[..., 0]
     bits = bits.view(torch.int32) if bits.dtype.is_floating_point else bits.to(torch.int32)
     if threads is None:
         return bits.expand(1, 1, LANES)
@@ -242,6 +262,8 @@ def _from_threads(
     values: Sequence[Value],
 ) -> Value:
     wanted = torch_dtype(dtype)
+    if _per_register(wanted) == 2:
+        bits = bits.contiguous()[..., None].view(wanted).movedim(-1, 1).flatten(0, 1)
     numbers = bits.contiguous().view(wanted) if wanted.is_floating_point else bits.to(wanted)
     if threads is None:
         return Value(numbers[0, 0, 0])
@@ -261,6 +283,7 @@ _FUNCTIONS: dict[str, Any] = {
     "expand_dims": _expand_dims,
     "to_tensor": as_value,
     "multiple_of": lambda value, _multiple: value,
+    "max_contiguous": lambda value, _count: value,
     "pointer_type": lambda dtype: PointerType(torch_dtype(dtype)),
     "exp2": _unary(torch.exp2),
     "exp": _unary(torch.exp),

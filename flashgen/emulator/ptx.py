@@ -70,6 +70,8 @@ def _whole_warps(active: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
 
 
 def _value(name: str, state: Mapping[str, torch.Tensor], warps: int) -> torch.Tensor:
+    if name == "%laneid":
+        return torch.arange(LANES, dtype=torch.int32).expand(warps, LANES)
     found = _FLOAT.fullmatch(name)
     if found:
         bits = struct.unpack("<i", struct.pack("<I", int(found[1], 16)))[0]
@@ -125,6 +127,9 @@ def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "mov.b32": lambda a: a,
+    "mov.u32": lambda a: a,
+    "and.b32": lambda a, b: a & b,
+    "setp.ne.u32": lambda a, b: a != b,
     "or.pred": lambda a, b: a | b,
     "and.pred": lambda a, b: a & b,
     "vote.sync.any.pred": _vote_any,

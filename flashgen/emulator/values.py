@@ -85,6 +85,9 @@ class Value:
     def reshape(self, shape: Sequence[Any]) -> Value:
         return Value(self.data.reshape([int(n) for n in shape]), None, self.points_to)
 
+    def permute(self, order: Sequence[int]) -> Value:
+        return Value(self.data.permute(*order))
+
     def __getitem__(self, key: Any) -> Value:
         return Value(self.data[key], None, self.points_to)
 

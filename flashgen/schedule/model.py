@@ -37,15 +37,21 @@ class Sm90:
     scheduler: a program for each query tile ("grid"), or one for each SM, whose next tile is a
     fixed number away ("static") or the next that is free ("dynamic"); q_buffers: query tiles that
     a program has room for; separate_out: whether output leaves through a buffer of its own, not
-    through q's; group_mb: MiB of K and V of the heads that are worked on side by side;
-    packed_heads: query heads of one K/V head that share a query tile, each with so many fewer
-    positions, for calls with few of those.
+    through q's; group_mb: MiB of K and V of the heads that are worked on side by side; overlapped:
+    whether a warpgroup multiplies q·k of a key tile together with probs·v of the one before (else
+    in turn, with fewer registers); direct_out: whether output goes from registers to memory, so
+    that it needs no buffer; programs_per_sm: programs that share an SM; packed_heads: query heads
+    of one K/V head that share a query tile, each with so many fewer positions, for calls with few
+    of those.
     """
 
     scheduler: Scheduler = "grid"
     q_buffers: int = 1
     separate_out: bool = False
     group_mb: int = 32
+    overlapped: bool = True
+    direct_out: bool = False
+    programs_per_sm: int = 1
     packed_heads: int = 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,19 +78,25 @@ class Sm90:
                 f"schedule.sm90.scheduler: must be one of {', '.join(SCHEDULERS)} "
                 f"(got {found.scheduler!r})"
             )
-        if not isinstance(found.separate_out, bool):
-            raise ScheduleError(
-                f"schedule.sm90.separate_out: must be true or false (got {found.separate_out!r})"
-            )
-        for name in ("q_buffers", "group_mb", "packed_heads"):
+        for name in ("separate_out", "overlapped", "direct_out"):
+            if not isinstance(getattr(found, name), bool):
+                raise ScheduleError(
+                    f"schedule.sm90.{name}: must be true or false (got {getattr(found, name)!r})"
+                )
+        for name in ("q_buffers", "group_mb", "programs_per_sm", "packed_heads"):
             _check_number(f"sm90.{name}", getattr(found, name))
         return found
 
     def __str__(self) -> str:
         out = "own output buffer" if self.separate_out else "output through q's buffer"
+        out = "output from registers" if self.direct_out else out
         buffers = "" if self.q_buffers == 1 else f" {self.q_buffers} q buffers"
+        order = "" if self.overlapped else ", products in turn"
+        programs = "" if self.programs_per_sm == 1 else f", {self.programs_per_sm} programs an SM"
         packed = "" if self.packed_heads == 1 else f" {self.packed_heads} heads a tile"
-        return f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast{packed}"
+        return (
+            f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast{order}{programs}{packed}"
+        )
 
 
 SCHEDULERS: tuple[Scheduler, ...] = ("grid", "static", "dynamic")
@@ -252,7 +264,7 @@ Relation = Literal[
     "at most",
     "at least",
     "exactly",
-    "128 or 192",
+    "128, 192 or 256",
     "64 or 128",
     "power of two",
     "as in the spec",
@@ -282,7 +294,7 @@ class Rejection:
             return f"{self.reason}: must be a power of two (got {self.required})"
         if self.relation == "not served":
             return f"{self.reason}: not served"
-        if self.relation in {"128 or 192", "64 or 128"}:
+        if self.relation in {"128, 192 or 256", "64 or 128"}:
             return f"{self.reason}: must be {self.relation} (got {self.required})"
         if self.relation == "as in the spec":
             return f"{self.reason}: the spec asks for another one"

@@ -41,9 +41,12 @@ MOST_DEALT = 2**20  # query tiles that are dealt out one by one; the first ones 
 class HopperCosts:
     """Cycles and rates that no catalogue has. Rates are per cycle and SM."""
 
-    overlap: Mapping[int, float] = field(  # consumer warpgroups -> p of the p-norm
-        hash=False, default_factory=lambda: {2: 2.05, 3: 2.6}
+    overlap: Mapping[int, float] = field(  # consumer warpgroups of an SM -> p of the p-norm
+        hash=False, default_factory=lambda: {2: 2.05, 3: 2.6, 4: 2.6}
     )
+    in_turn: float = 1.12  # of a step whose products do not overlap
+    direct_out: float = 500.0  # a query tile's: stores that nothing hides
+    half_tile: float = 0.04  # more of matmul where a step has 64 keys: q is read for half as many
     step: float = 155.0  # barriers of a key tile, for each warpgroup
     ring: float = 30.0  # a step's, for one stage: that more are a little better was not measured
     # What a query tile costs beside its steps and half of its rows in and out.
@@ -114,9 +117,9 @@ def likely_spills(schedule: Schedule, problem: Problem) -> bool:
     wanted += SCHEDULER_REGS[own.scheduler] + MASK_REGS * masked + OWN_OUT_REGS * own.separate_out
     if own.q_buffers > 1:  # the next tile's scores in the place of this one's probabilities
         wanted += sm90.ROWS * schedule.block_n // 256
-        if masked and consumers == max(sm90.REGISTERS):  # all of these spilled
+        if masked and consumers == max(sm90.CONSUMERS):  # all of these spilled
             return True
-    return wanted > sm90.REGISTERS[consumers][0]
+    return wanted > sm90.REGISTERS[consumers, own.programs_per_sm][0]
 
 
 def _step(
@@ -136,10 +139,15 @@ def _step(
     instructions = costs.softmax + costs.operation * operations
     softmax = scores * (exps / costs.exps + instructions / costs.instructions)
     softmax += scores * _dense_bytes(problem) / costs.dense_bytes
+    own = schedule.sm90 or Sm90()
     consumers = min(schedule.consumers, math.ceil(q_len * schedule.packed_heads / sm90.ROWS) or 1)
+    consumers *= own.programs_per_sm
     p = costs.overlap.get(consumers, 1.0)
+    if schedule.block_n < 128:
+        matmul *= 1 + costs.half_tile
     step = (matmul**p + softmax**p) ** (1 / p) + costs.step + costs.ring / schedule.num_stages
-    copy = schedule.block_n * dims * problem.kv_elem_bytes / costs.l2_bytes
+    step *= 1.0 if own.overlapped else costs.in_turn
+    copy = own.programs_per_sm * schedule.block_n * dims * problem.kv_elem_bytes / costs.l2_bytes
     ahead = (schedule.num_stages - 1) * step * consumers
     step += max(0.0, costs.load_latency + copy - ahead) / consumers
     return matmul, softmax, copy, max(step, copy / consumers)
@@ -191,9 +199,11 @@ def _per_tile(problem: Problem, schedule: Schedule, costs: HopperCosts) -> float
     found = costs.tile[own.scheduler] + schedule.block_m * row / costs.l2_bytes / 2
     if own.q_buffers > 1:
         found -= costs.piped
-    if own.scheduler != "grid" and not own.separate_out:
+    if own.direct_out:
+        found += costs.direct_out
+    elif own.scheduler != "grid" and not own.separate_out:
         found += costs.shared_out
-    return found
+    return found / own.programs_per_sm  # the other one works meanwhile
 
 
 def _lengths(problem: Problem, walked: Walks, steps: float) -> Cycles:

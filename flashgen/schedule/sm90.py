@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import sympy as sp
 
@@ -15,12 +16,21 @@ from flashgen.problem import Problem
 from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90, bucket_of
 from flashgen.spec import symbolic as sym
 
-# Consumer warpgroups -> registers a thread of a consumer and of the producer: 64 Ki of an SM.
-REGISTERS: Mapping[int, tuple[int, int]] = {2: (240, 24), 3: (160, 32)}
+# (consumer warpgroups, programs on an SM) -> registers a thread of a consumer and of the producer:
+# 64 Ki of an SM.
+REGISTERS: Mapping[tuple[int, int], tuple[int, int]] = {
+    (2, 1): (240, 24),
+    (2, 2): (104, 24),
+    (3, 1): (160, 32),
+    (4, 1): (112, 24),
+}
+CONSUMERS: tuple[int, ...] = tuple(sorted({consumers for consumers, _programs in REGISTERS}))
+SMEM_OF_PROGRAM = 1024  # kept by the system, CUDA C++ Programming Guide, compute capability 9.0
 ROWS = 64  # of a consumer warpgroup
 MAX_HEAD_DIM = 256
 MAX_STAGES = 4
 MAX_Q_BUFFERS = 2
+LEAST_DIRECT = 32  # output columns that four threads write in 16 bytes each
 BLOCKS_N: tuple[int, ...] = (64, 128)
 TMA_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: strides and addresses are multiples
 
@@ -35,11 +45,17 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
     own = schedule.sm90 or Sm90()
     yield from _too_short(bucket, own.packed_heads)
     yield from _unserved(problem, searched=bucket is not None)
-    yield from _unpackable(problem, own.packed_heads)
+    yield from _unpackable(problem, own.packed_heads, direct_out=own.direct_out)
     if schedule.kernel != "loop":
         yield Rejection("kernel of gluon_sm90: single_tile", 0, 0, "not served")
-    if schedule.block_m not in {ROWS * consumers for consumers in REGISTERS}:
-        yield Rejection("block_m of gluon_sm90", schedule.block_m, 0, "128 or 192")
+    if schedule.block_m not in {ROWS * consumers for consumers in CONSUMERS}:
+        yield Rejection("block_m of gluon_sm90", schedule.block_m, 0, "128, 192 or 256")
+        return
+    roles = (schedule.consumers, own.programs_per_sm)
+    if roles not in REGISTERS:
+        most = max(programs for n, programs in REGISTERS if n == schedule.consumers)
+        yield Rejection("programs_per_sm of gluon_sm90", own.programs_per_sm, most)
+        return
     warps = 4 * (schedule.consumers + 1)
     if schedule.num_warps != warps:
         yield Rejection("num_warps of gluon_sm90", schedule.num_warps, warps, "exactly")
@@ -59,14 +75,28 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
             else "of scheduler grid"
         )
         yield Rejection(f"q_buffers {what}", own.q_buffers, most)
-    if own.q_buffers > 1 and not own.separate_out:
+    if own.direct_out and own.separate_out:
+        yield Rejection("separate_out beside direct_out", 1, 0)
+    if own.direct_out and problem.head_dim_v_padded < LEAST_DIRECT:
+        yield Rejection(
+            "head_dim_v of direct_out", problem.head_dim_v_padded, LEAST_DIRECT, "at least"
+        )
+    if own.q_buffers > 1 and not own.overlapped:
+        yield Rejection("overlapped of more than one q buffer", 0, 1, "at least")
+    if own.q_buffers > 1 and not (own.separate_out or own.direct_out):
         yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
-    if not own.separate_out and problem.head_dim_qk_padded != problem.head_dim_v_padded:
+    if (
+        not (own.separate_out or own.direct_out)
+        and problem.head_dim_qk_padded != problem.head_dim_v_padded
+    ):
         yield Rejection("separate_out where head dims differ", 0, 1, "at least")
     smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
     if smem > limit:
         yield Rejection("smem_bytes", smem, limit)
-    regs, share = least_regs_per_thread(schedule, problem), REGISTERS[schedule.consumers][0]
+    shared = own.programs_per_sm * (smem + SMEM_OF_PROGRAM)
+    if own.programs_per_sm > 1 and shared > problem.target.smem_per_sm_bytes:
+        yield Rejection("smem_bytes of an SM", shared, problem.target.smem_per_sm_bytes)
+    regs, share = least_regs_per_thread(schedule, problem), REGISTERS[roles][0]
     if regs > share:
         yield Rejection("regs_per_thread", regs, share)
 
@@ -75,8 +105,8 @@ def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     """Every schedule of the family for `bucket`, feasible or not; for few rows those in which
     query heads share tiles, and none where one tile holds all keys."""
     for packed_heads in packings(problem, bucket):
-        for consumers, block_n, stages in product(REGISTERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
-            for own in _OWN:
+        for consumers, block_n, stages in product(CONSUMERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
+            for own in (each for each in _OWN if packed_heads == 1 or not each.direct_out):
                 yield Schedule(
                     family="gluon_sm90",
                     block_m=ROWS * consumers,
@@ -113,7 +143,9 @@ def _most_packed(group: int | None) -> int:
     return ROWS if group is None else min(ROWS, 1 << (group - 1).bit_length())
 
 
-def _unpackable(problem: Problem, packed_heads: int) -> Iterator[Rejection]:
+def _unpackable(
+    problem: Problem, packed_heads: int, *, direct_out: bool = False
+) -> Iterator[Rejection]:
     """Why so many query heads cannot share a tile."""
     if packed_heads == 1:
         return
@@ -128,16 +160,26 @@ def _unpackable(problem: Problem, packed_heads: int) -> Iterator[Rejection]:
         yield Rejection("packed_heads of documents", 0, 0, "not served")
     if any(_depends_on_head(span, sym.H) for span in spans):
         yield Rejection("packed_heads of key ranges for each head", 0, 0, "not served")
+    if direct_out:
+        yield Rejection("packed_heads of direct_out", 0, 0, "not served")
 
 
 GROUPS_MB = (4, 32)
-# A program for one tile has use for one q buffer, and more than one need an output buffer.
+OUTPUTS: tuple[Mapping[str, bool], ...] = (
+    {},
+    {"separate_out": True},
+    {"direct_out": True},
+)
+# Products in turn lose 5 to 18% where a program has the SM for itself; two on one SM have too few
+# registers for anything else (H200, d64 and d128, 2k and 16k keys).
+SHARES: tuple[Mapping[str, Any], ...] = ({}, {"programs_per_sm": 2, "overlapped": False})
+# A program for one tile has use for one q buffer, and more than one need q's buffer for q alone.
 _OWN: tuple[Sm90, ...] = tuple(
-    Sm90(scheduler=scheduler, q_buffers=q_buffers, separate_out=separate_out, group_mb=group_mb)
-    for scheduler, q_buffers, separate_out, group_mb in product(
-        SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), (False, True), GROUPS_MB
+    Sm90(scheduler=scheduler, q_buffers=q_buffers, group_mb=group_mb, **out, **share)
+    for scheduler, q_buffers, out, group_mb, share in product(
+        SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), OUTPUTS, GROUPS_MB, SHARES
     )
-    if q_buffers == 1 or (separate_out and scheduler != "grid")
+    if q_buffers == 1 or (out and not share and scheduler != "grid")
 )
 
 
@@ -258,7 +300,7 @@ _AXIS = 4  # more of a ring of tiles for each axis that they have beside the usu
 def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
     """Bytes of the kernel's arguments and buffers that its roles use, handed over in memory."""
     spec, spans = problem.spec, visibility(problem.spec).spans
-    tensor_maps, rings, tiles = 4, 6 + 1, 3 + own.separate_out
+    tensor_maps, rings, tiles = 4 - own.direct_out, 6 + 1, 3 + own.separate_out
     integers = 6 + (spec.heads.group is None) + (own.scheduler != "grid")
     integers += any(span.heavy_last for span in spans)  # which counts tiles from the last
     wide = int(return_lse) + 2 * (spec.sink != "none")
@@ -282,6 +324,9 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
 
 
 def least_regs_per_thread(schedule: Schedule, problem: Problem) -> int:
-    """Registers that a consumer cannot do without: accumulator, scores, and probs as an operand."""
-    per_warpgroup = ROWS * (problem.head_dim_v_padded + schedule.block_n + schedule.block_n // 2)
-    return per_warpgroup // 128
+    """Registers that a consumer cannot do without: accumulator, scores, and, while products overlap,
+    probs as an operand beside them."""
+    scores = schedule.block_n
+    if schedule.sm90 is None or schedule.sm90.overlapped:
+        scores += schedule.block_n // 2
+    return ROWS * (problem.head_dim_v_padded + scores) // 128

@@ -439,6 +439,9 @@ def parameters(schedule: Schedule) -> dict[str, int]:
         "q_buffers": own.q_buffers,
         "separate_out": int(own.separate_out),
         "group_mb": own.group_mb,
+        "direct_out": int(own.direct_out),
+        "overlapped": int(own.overlapped),
+        "programs_per_sm": own.programs_per_sm,
         "packed_heads": own.packed_heads,
     }
 
@@ -461,6 +464,9 @@ def _distributions(names: Iterable[str]) -> dict[str, Any]:
         "q_buffers": IntDistribution(1, 16),
         "separate_out": IntDistribution(0, 1),
         "group_mb": IntDistribution(1, 1 << 20, log=True),
+        "direct_out": IntDistribution(0, 1),
+        "overlapped": IntDistribution(0, 1),
+        "programs_per_sm": IntDistribution(1, 32),
         "packed_heads": IntDistribution(1, 64, log=True),
     }
     return {name: known[name] for name in names}

@@ -97,6 +97,9 @@ def _schedule() -> Schema:
         "q_buffers": positive,
         "separate_out": {"type": "boolean"},
         "group_mb": positive,
+        "overlapped": {"type": "boolean"},
+        "programs_per_sm": positive,
+        "direct_out": {"type": "boolean"},
     }
     known: dict[str, Schema] = {
         **{name: {"enum": list(words)} for name, words in _CHOICES.items()},

@@ -36,6 +36,14 @@ SCHEDULES = [
     for q in (1, 2)
     if q == 1 or (separate_out and scheduler != "grid")
 ]
+SCHEDULES += [
+    hopper(3, 128, 2, overlapped=False),
+    hopper(2, 64, 2, scheduler="dynamic", separate_out=True, overlapped=False, programs_per_sm=2),
+    hopper(2, 64, 3, scheduler="static", programs_per_sm=2),
+    hopper(2, 64, 2, direct_out=True),
+    hopper(2, 128, 2, scheduler="dynamic", direct_out=True),
+    hopper(2, 64, 2, scheduler="static", q_buffers=2, direct_out=True),
+]
 ONE_STAGE = hopper(2, 64, 1, scheduler="static", separate_out=True, q_buffers=2)
 
 

@@ -185,6 +185,11 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
         "packed_heads where tiles of the score are loaded: not served",
     ),
     (
+        hopper(2, 64, 2, direct_out=True, packed_heads=2),
+        {},
+        "packed_heads of direct_out: not served",
+    ),
+    (
         hopper(2, 64, 2, packed_heads=2),
         {"mask": {"same": "doc"}, "inputs": DOC},
         "packed_heads of documents: not served",
@@ -299,7 +304,8 @@ def test_few_rows_are_served_by_heads_that_share_tiles(
     grouped, short = problem(**fields), bucket_of(9, 4000)
     found = enumerate_space(grouped, short, ("gluon_sm90",))
     assert {s.packed_heads for s in found.feasible} == expected
-    assert len(found.feasible) + len(found.rejections) == len(expected) * 256
+    assert len(found.feasible) + len(found.rejections) == len([*sm90.grid(grouped, short)])
+    assert not any(s.sm90 and s.sm90.direct_out for s in found.feasible)
     why = unserved("gluon_sm90", grouped, short)
     assert why == (None if expected else "short lengths of gluon_sm90: not served")
     many = enumerate_space(grouped, ANY, ("gluon_sm90",)).feasible
