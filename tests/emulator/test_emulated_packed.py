@@ -56,6 +56,7 @@ SCHEDULES = [
     hopper(2, 64, 2, packed_heads=4, **STATIC, q_buffers=2),
     hopper(2, 64, 1, packed_heads=8, **DYNAMIC, q_buffers=2),
     hopper(2, 64, 2, packed_heads=32, **DYNAMIC),
+    hopper(2, 64, 1, packed_heads=4, scheduler="dynamic", overlapped=False, programs_per_sm=2),
 ]
 
 
