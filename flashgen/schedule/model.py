@@ -256,6 +256,7 @@ _RESOURCES = {
     "smem_bytes": " B",
     "regs_per_thread": " registers",
     "threads_per_block": " threads",
+    "smem_bytes of an SM": " B",
     "tmem_columns": " columns",
 }
 

@@ -68,7 +68,7 @@ class HopperCosts:
 HOPPER_COSTS = HopperCosts()
 # Registers of a consumer beside its tiles, as ptxas of Triton 3.7 needed them in 94 kernels of
 # plain attention (head dims 64 and 128, with and without a causal mask).
-OTHER_REGS, MASK_REGS, OWN_OUT_REGS = 28, 6, -2
+OTHER_REGS, MASK_REGS, OWN_OUT_REGS, DIRECT_OUT_REGS = 28, 6, -2, -6
 SCHEDULER_REGS: Mapping[Scheduler, int] = {"grid": 0, "static": 4, "dynamic": 5}
 
 
@@ -115,9 +115,10 @@ def likely_spills(schedule: Schedule, problem: Problem) -> bool:
     masked = visibility(problem.spec).predicate != sp.true
     wanted = sm90.least_regs_per_thread(schedule, problem) + OTHER_REGS
     wanted += SCHEDULER_REGS[own.scheduler] + MASK_REGS * masked + OWN_OUT_REGS * own.separate_out
+    wanted += DIRECT_OUT_REGS * own.direct_out
     if own.q_buffers > 1:  # the next tile's scores in the place of this one's probabilities
         wanted += sm90.ROWS * schedule.block_n // 256
-        if masked and consumers == max(sm90.CONSUMERS):  # all of these spilled
+        if masked and consumers > min(sm90.CONSUMERS):  # all of these spilled
             return True
     return wanted > sm90.REGISTERS[consumers, own.programs_per_sm][0]
 

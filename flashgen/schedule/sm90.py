@@ -45,17 +45,32 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
     own = schedule.sm90 or Sm90()
     yield from _too_short(bucket, own.packed_heads)
     yield from _unserved(problem, searched=bucket is not None)
+    yield from _of_form(schedule)
     yield from _unpackable(problem, own.packed_heads, direct_out=own.direct_out)
+    roles = (schedule.consumers, own.programs_per_sm)
+    if roles not in REGISTERS:
+        most = max((programs for n, programs in REGISTERS if n == schedule.consumers), default=0)
+        yield Rejection("programs_per_sm of gluon_sm90", own.programs_per_sm, most)
+        return
+    yield from _of_q_buffers(own, problem)
+    yield from _of_output(own, problem)
+    smem, target = smem_bytes(schedule, problem), problem.target
+    if smem > target.smem_per_block_bytes:
+        yield Rejection("smem_bytes", smem, target.smem_per_block_bytes)
+    together = own.programs_per_sm * (smem + SMEM_OF_PROGRAM)
+    if own.programs_per_sm > 1 and together > target.smem_per_sm_bytes:
+        yield Rejection("smem_bytes of an SM", together, target.smem_per_sm_bytes)
+    regs, share = least_regs_per_thread(schedule, problem), REGISTERS[roles][0]
+    if regs > share:
+        yield Rejection("regs_per_thread", regs, share)
+
+
+def _of_form(schedule: Schedule) -> Iterator[Rejection]:
+    """Of the numbers that all families have."""
     if schedule.kernel != "loop":
         yield Rejection("kernel of gluon_sm90: single_tile", 0, 0, "not served")
     if schedule.block_m not in {ROWS * consumers for consumers in CONSUMERS}:
         yield Rejection("block_m of gluon_sm90", schedule.block_m, 0, "128, 192 or 256")
-        return
-    roles = (schedule.consumers, own.programs_per_sm)
-    if roles not in REGISTERS:
-        most = max(programs for n, programs in REGISTERS if n == schedule.consumers)
-        yield Rejection("programs_per_sm of gluon_sm90", own.programs_per_sm, most)
-        return
     warps = 4 * (schedule.consumers + 1)
     if schedule.num_warps != warps:
         yield Rejection("num_warps of gluon_sm90", schedule.num_warps, warps, "exactly")
@@ -67,38 +82,30 @@ def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> 
         yield Rejection("maxnreg of gluon_sm90", schedule.maxnreg, 0, "not served")
     if schedule.num_kv_splits != 1:
         yield Rejection("num_kv_splits of gluon_sm90", schedule.num_kv_splits or 0, 1, "exactly")
-    most = 1 if own.scheduler == "grid" or score_tile(problem.spec) else MAX_Q_BUFFERS
+
+
+def _of_q_buffers(own: Sm90, problem: Problem) -> Iterator[Rejection]:
+    is_grid = own.scheduler == "grid"
+    most = 1 if is_grid or score_tile(problem.spec) else MAX_Q_BUFFERS
     if own.q_buffers > most:
-        what = (
-            "where tiles of the score are loaded"
-            if own.scheduler != "grid"
-            else "of scheduler grid"
-        )
+        what = "of scheduler grid" if is_grid else "where tiles of the score are loaded"
         yield Rejection(f"q_buffers {what}", own.q_buffers, most)
-    if own.direct_out and own.separate_out:
-        yield Rejection("separate_out beside direct_out", 1, 0)
-    if own.direct_out and problem.head_dim_v_padded < LEAST_DIRECT:
-        yield Rejection(
-            "head_dim_v of direct_out", problem.head_dim_v_padded, LEAST_DIRECT, "at least"
-        )
     if own.q_buffers > 1 and not own.overlapped:
         yield Rejection("overlapped of more than one q buffer", 0, 1, "at least")
-    if own.q_buffers > 1 and not (own.separate_out or own.direct_out):
-        yield Rejection("separate_out of more than one q buffer", 0, 1, "at least")
-    if (
-        not (own.separate_out or own.direct_out)
-        and problem.head_dim_qk_padded != problem.head_dim_v_padded
-    ):
-        yield Rejection("separate_out where head dims differ", 0, 1, "at least")
-    smem, limit = smem_bytes(schedule, problem), problem.target.smem_per_block_bytes
-    if smem > limit:
-        yield Rejection("smem_bytes", smem, limit)
-    shared = own.programs_per_sm * (smem + SMEM_OF_PROGRAM)
-    if own.programs_per_sm > 1 and shared > problem.target.smem_per_sm_bytes:
-        yield Rejection("smem_bytes of an SM", shared, problem.target.smem_per_sm_bytes)
-    regs, share = least_regs_per_thread(schedule, problem), REGISTERS[roles][0]
-    if regs > share:
-        yield Rejection("regs_per_thread", regs, share)
+
+
+def _of_output(own: Sm90, problem: Problem) -> Iterator[Rejection]:
+    if own.direct_out and own.separate_out:
+        yield Rejection("separate_out beside direct_out", 1, 0)
+    dim_v = problem.head_dim_v_padded
+    if own.direct_out and dim_v < LEAST_DIRECT:
+        yield Rejection("head_dim_v of direct_out", dim_v, LEAST_DIRECT, "at least")
+    if own.direct_out or own.separate_out:
+        return
+    if own.q_buffers > 1:
+        yield Rejection("separate_out or direct_out of more than one q buffer", 0, 1, "at least")
+    if problem.head_dim_qk_padded != dim_v:
+        yield Rejection("separate_out or direct_out where head dims differ", 0, 1, "at least")
 
 
 def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
@@ -106,7 +113,11 @@ def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     query heads share tiles, and none where one tile holds all keys."""
     for packed_heads in packings(problem, bucket):
         for consumers, block_n, stages in product(CONSUMERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
-            for own in (each for each in _OWN if packed_heads == 1 or not each.direct_out):
+            for own in _OWN:
+                if (consumers, own.programs_per_sm) not in REGISTERS:
+                    continue
+                if packed_heads > 1 and own.direct_out:
+                    continue
                 yield Schedule(
                     family="gluon_sm90",
                     block_m=ROWS * consumers,
@@ -324,8 +335,8 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
 
 
 def least_regs_per_thread(schedule: Schedule, problem: Problem) -> int:
-    """Registers that a consumer cannot do without: accumulator, scores, and, while products overlap,
-    probs as an operand beside them."""
+    """Registers that a consumer cannot do without: accumulator, scores, and while products overlap
+    probs as an operand."""
     scores = schedule.block_n
     if schedule.sm90 is None or schedule.sm90.overlapped:
         scores += schedule.block_n // 2

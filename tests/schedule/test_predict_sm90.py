@@ -148,6 +148,11 @@ SPILLED: tuple[tuple[int, str, Schedule, bool], ...] = (
     (128, "causal", hopper(2, 128, scheduler="static", q_buffers=2), False),
     (128, "full", hopper(3, 128, scheduler="grid"), True),
     (256, "causal", hopper(2, 64, scheduler="dynamic", separate_out=False), False),
+    (64, "causal", hopper(3, 128, scheduler="static", separate_out=False, direct_out=True), False),
+    (64, "causal", hopper(3, 128, scheduler="dynamic", separate_out=False, direct_out=True), True),
+    (64, "full", hopper(4, 64, scheduler="dynamic", separate_out=False, direct_out=True), False),
+    (64, "causal", hopper(4, 64, scheduler="dynamic", separate_out=False, direct_out=True), True),
+    (128, "causal", hopper(3, 64, scheduler="dynamic"), False),
 )
 
 

@@ -54,6 +54,13 @@ COMPILED: tuple[tuple[int, Schedule, bool, int], ...] = (
     (128, hopper(2, 128, 2, "static", separate_out=True), False, 197176),
     (128, hopper(2, 128, 2), True, 164392),
     (64, hopper(3, 128, 4), True, 156308),
+    (64, hopper(4, 64, 4, "dynamic", direct_out=True), False, 99312),
+    (
+        64,
+        hopper(2, 64, 4, "dynamic", direct_out=True, programs_per_sm=2, overlapped=False),
+        False,
+        82856,
+    ),
     (64, hopper(3, 128, 4), False, 156292),
     (64, hopper(2, 128, 4, "dynamic", separate_out=True), True, 164824),
     (64, hopper(2, 128, 2, "dynamic", separate_out=True, q_buffers=2), True, 115640),
@@ -146,13 +153,38 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
         {"mask": {"expr": "k < 4 or abs(q - k) < 128"}},
         "key ranges of a query tile in gluon_sm90: must be exactly 1 (got 2)",
     ),
-    (replace(GOOD, block_m=64), {}, "block_m of gluon_sm90: must be 128 or 192 (got 64)"),
+    (replace(GOOD, block_m=64), {}, "block_m of gluon_sm90: must be 128, 192 or 256 (got 64)"),
     (replace(GOOD, block_n=256), {}, "block_n of gluon_sm90: must be 64 or 128 (got 256)"),
     (replace(GOOD, num_warps=8), {}, "num_warps of gluon_sm90: must be exactly 12 (got 8)"),
     (replace(GOOD, num_stages=5), {}, "num_stages: must be at most 4 (got 5)"),
     (replace(GOOD, maxnreg=128), {}, "maxnreg of gluon_sm90: not served"),
     (replace(GOOD, num_kv_splits=2), {}, "num_kv_splits of gluon_sm90: must be exactly 1 (got 2)"),
     (replace(GOOD, kernel="single_tile"), {}, "kernel of gluon_sm90: single_tile: not served"),
+    (
+        hopper(3, 64, 2, programs_per_sm=2),
+        {},
+        "programs_per_sm of gluon_sm90: must be at most 1 (got 2)",
+    ),
+    (
+        hopper(2, 64, 4, programs_per_sm=2, overlapped=False),
+        {},
+        "smem_bytes of an SM: needs 330960 B, target has 233472 B",
+    ),
+    (
+        hopper(2, 64, 2, separate_out=True, direct_out=True),
+        {},
+        "separate_out beside direct_out: must be at most 0 (got 1)",
+    ),
+    (
+        hopper(2, 64, 2, direct_out=True),
+        {"head_dim": 16},
+        "head_dim_v of direct_out: must be at least 32 (got 16)",
+    ),
+    (
+        hopper(2, 64, 2, "static", separate_out=True, q_buffers=2, overlapped=False),
+        {},
+        "overlapped of more than one q buffer: must be at least 1 (got 0)",
+    ),
     (
         hopper(2, 64, 2, q_buffers=2),
         {},
@@ -166,7 +198,7 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
     (
         GOOD,
         {"head_dim": {"qk": 192, "v": 128}},
-        "separate_out where head dims differ: must be at least 1 (got 0)",
+        "separate_out or direct_out where head dims differ: must be at least 1 (got 0)",
     ),
     (hopper(2, 128, 4), {"head_dim": 128}, "smem_bytes: needs 295528 B, target has 232448 B"),
     (hopper(3, 128, 1), {"head_dim": 128}, ""),
@@ -241,16 +273,17 @@ def test_the_space_has_both_families() -> None:
     assert set(both.feasible) == {*portable.feasible, *alone.feasible}
     assert list(both.feasible) == sorted(both.feasible)
     assert {s.family for s in portable.feasible} == {"triton"}
-    assert {s.consumers for s in alone.feasible} == {2, 3}
+    assert {s.consumers for s in alone.feasible} == {2, 3, 4}
     assert len(alone.feasible) + len(alone.rejections) == len(list(sm90.grid(problem(), ANY)))
-    assert {r.reason for _, r in alone.rejections} == {"smem_bytes"}
+    reasons = {r.reason for _, r in alone.rejections}
+    assert reasons == {"smem_bytes", "smem_bytes of an SM", "regs_per_thread"}
 
 
 def test_what_a_program_that_stays_may_choose() -> None:
     found = enumerate_space(problem(), ANY, ("gluon_sm90",)).feasible
     own = {s.sm90 for s in found if s.sm90}
     assert {o.scheduler for o in own if o.q_buffers == 2} == {"static", "dynamic"}
-    assert all(o.separate_out for o in own if o.q_buffers == 2)
+    assert all(o.separate_out or o.direct_out for o in own if o.q_buffers == 2)
     assert {o.q_buffers for o in own if o.scheduler == "grid"} == {1}
     assert len({*sm90.grid(problem(), ANY)}) == len([*sm90.grid(problem(), ANY)])
 
@@ -263,12 +296,15 @@ SERVED_NOT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+NUMBER = 2 * 4 * (3 * 26 + 18)  # keys and stages of a tile; consumers, two of which can share an SM
+
+
 @pytest.mark.parametrize("name", SERVED_NOT)
 def test_specs_that_it_does_not_serve_are_rejected_with_one_reason(name: str) -> None:
     fields, reason = SERVED_NOT[name]
     found = enumerate_space(problem(**fields), ANY, ("gluon_sm90",))
     assert not found.feasible
-    assert {key: len(group) for key, group in found.grouped().items()} == {reason: 256}
+    assert {key: len(group) for key, group in found.grouped().items()} == {reason: NUMBER}
     assert enumerate_space(problem(**fields), ANY).feasible
     assert (unserved("gluon_sm90", problem(**fields), ANY) or "").startswith(reason)
     assert unserved("triton", problem(**fields), ANY) is None

@@ -311,6 +311,13 @@ def from_view(parts, WIDTH: gl.constexpr):
     return gl.convert_layout(parts.reshape([ROWS, WIDTH]), accumulator(WIDTH), assert_trivial=True)
 
 
+@gluon.jit
+def late(x, start):
+    """x: `start` is no negative number, which no compiler can know; so it leaves the sum of x and other
+    numbers of a thread to where a tile begins, and does not keep it in a register all along."""
+    return x ^ (start >> 31)
+
+
 # A key tile's column is the sum of a number that its register stands for, which the compiler knows, and
 # one of its thread. What is compared with or multiplied by a column takes the latter into account once.
 @gluon.jit
@@ -398,6 +405,66 @@ def scaled(acc, alpha):
         pack=ACC_PER_THREAD,
     )
     return from_view(parts, HEAD_DIM_V_PADDED)
+
+
+def swap_in_quads(count):
+    """PTX: of each four words of a row, a thread of the row's four gets the number-th one of all."""
+    lines = ["{ .reg .pred p, q; .reg .b32 t, u; mov.u32 t, %laneid;"]
+    lines += ["and.b32 u, t, 1; setp.ne.u32 p, u, 0; and.b32 u, t, 2; setp.ne.u32 q, u, 0;"]
+    for first in [8 * block + row for block in range(count // 8) for row in range(2)]:
+        a, b, c, d = (f"${first + 2 * i}" for i in range(4))
+        for x, y, odd, lane in ((a, b, "p", 1), (c, d, "p", 1), (a, c, "q", 2), (b, d, "q", 2)):
+            lines += [f"selp.b32 t, {x}, {y}, {odd}; shfl.sync.bfly.b32 t, t, {lane}, 31, -1;"]
+            lines += [f"selp.b32 {x}, t, {x}, {odd}; selp.b32 {y}, {y}, t, {odd};"]
+    return "\n".join([*lines, "}"])
+
+
+def swap_operands(count):
+    """It replaces `count` words."""
+    return ",".join(["=r"] * count + [str(i) for i in range(count)])
+
+
+OUT_WORDS = gl.constexpr(ACC_PER_THREAD.value // 2)
+SWAP_IN_QUADS = gl.constexpr(swap_in_quads(OUT_WORDS.value))
+SWAP_OPERANDS = gl.constexpr(swap_operands(OUT_WORDS.value))
+
+
+# acc's columns so that a thread has eight in a row, 16 bytes: a warp writes 64 bytes of each of its rows.
+@gluon.constexpr_function
+def in_sixteen_bytes(width):
+    columns = [[0, 32 << i] for i in range((width // 32).bit_length() - 1)]
+    registers = [[0, 1], [0, 2], [0, 4], [8, 0], *columns]
+    return gl.DistributedLinearLayout(
+        registers,
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, width],
+    )
+
+
+@gluon.jit
+def store_directly(acc, operands, b, h, row_first, q_len):
+    """Rows of the output from registers to memory."""
+    WIDE: gl.constexpr = in_sixteen_bytes(HEAD_DIM_V_PADDED)
+    swapped = gl.inline_asm_elementwise(
+        SWAP_IN_QUADS,
+        SWAP_OPERANDS,
+        [in_view(acc, by_thread(HEAD_DIM_V_PADDED))],
+        dtype=acc.dtype,
+        is_pure=False,
+        pack=ACC_PER_THREAD,
+    )
+    swapped = swapped.reshape([ROWS, HEAD_DIM_V_PADDED // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4))
+    acc = gl.convert_layout(swapped.reshape([ROWS, HEAD_DIM_V_PADDED]), WIDE, assert_trivial=True)
+    kept = operands.load(OPERANDS)
+    out_base = kept_number(kept, 3).to(gl.pointer_type(acc.dtype))
+    out_base += b * kept_number(kept, 13) + h * kept_number(kept, 14)
+    rows = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))[:, None]
+    columns = gl.arange(0, HEAD_DIM_V_PADDED, gl.SliceLayout(0, WIDE))[None, :]
+    place = out_base + rows * kept_number(kept, 15) + columns
+    place = gl.multiple_of(gl.max_contiguous(place, [1, 8]), [1, 16])
+    gl.store(place, acc, mask=(rows < q_len) & (columns < HEAD_DIM_V))
 
 
 @gluon.jit
@@ -494,8 +561,8 @@ def key_tiles(row_first, q_len, kv_len, NUM_ROWS: gl.constexpr, BLOCK_N: gl.cons
 @gluon.jit
 def masked(scores, n_start, kv_len, q_idx, BLOCK_N: gl.constexpr):
     """-inf where a row does not see a key."""
-    scores = from_on(scores, (q_idx - 127) - n_start, BLOCK_N)
-    scores = up_to(scores, gl.minimum(q_idx, kv_len - 1) - n_start, BLOCK_N)
+    scores = from_on(scores, late((q_idx - 127), n_start) - n_start, BLOCK_N)
+    scores = up_to(scores, late(gl.minimum(q_idx, kv_len - 1), n_start) - n_start, BLOCK_N)
     return scores
 
 
@@ -604,7 +671,8 @@ def first_softmax(
     sink_ptr, stride_sink_0, q_len, kv_len, BLOCK_N: gl.constexpr,
 ):
     """probs of the rows' last key tile, as an operand; m_i, raise_at, l_i."""
-    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
+    row_idx = row_first + of_tile[:, None]
     q_idx = row_idx + kv_len - q_len
     zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
     # The sink is a first key with no value: it only joins the denominator.
@@ -624,33 +692,45 @@ def first_softmax(
 def walk(
     q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, row_first,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
     """The rows' other key tiles, right to left: acc without the last one's share, and that one's
     probs; m_i, raise_at, l_i; its number in the rings."""
     acc = gl.zeros([ROWS, HEAD_DIM_V_PADDED], gl.float32, accumulator(HEAD_DIM_V_PADDED))
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
-    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
+    row_idx = row_first + of_tile[:, None]
     q_idx = row_idx + kv_len - q_len
     for step in range(1, hi - lo):
         j = hi - 1 - step
         n_start = (hi - 1 - step) * BLOCK_N
-        wait_full(k_full, n + 1, STAGES)
-        k_tile = rows_of(k_smem, n + 1, STAGES).permute((1, 0))
-        scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
-        wait_full(v_full, n, STAGES)
-        acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores_due])
+        if OVERLAPPED:
+            wait_full(k_full, n + 1, STAGES)
+            k_tile = rows_of(k_smem, n + 1, STAGES).permute((1, 0))
+            scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
+            wait_full(v_full, n, STAGES)
+            acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[scores_due])
+        else:
+            wait_full(v_full, n, STAGES)
+            acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
+            acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
+            release(v_empty, n, STAGES)
+            wait_full(k_full, n + 1, STAGES)
+            k_tile = rows_of(k_smem, n + 1, STAGES).permute((1, 0))
+            scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
+            scores = warpgroup_mma_wait(0, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
         if j >= full_hi:  # some rows do not see the last keys
-            scores = up_to(scores, q_idx - n_start, BLOCK_N)
+            scores = up_to(scores, late(q_idx, n_start) - n_start, BLOCK_N)
         if j < full_lo:  # some rows do not see the first keys
-            scores = from_on(scores, (q_idx - 127) - n_start, BLOCK_N)
+            scores = from_on(scores, late((q_idx - 127), n_start) - n_start, BLOCK_N)
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
         )
-        acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
-        release(v_empty, n, STAGES)
+        if OVERLAPPED:
+            acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
+            release(v_empty, n, STAGES)
         probs = as_operand(next_probs, v_smem.dtype)
         acc = scaled(acc, alpha)
         n += 1
@@ -668,7 +748,7 @@ def store_lse(m_row, l_row, b, h, row_first, lse_ptr, sink_ptr, stride_sink_0, n
 
 
 KEYS_AGAIN = gl.constexpr(16)  # of a step of `walk_again`
-DIMS_AGAIN = gl.constexpr(32)  # of a head, in a fragment
+DIMS_AGAIN = gl.constexpr(16)  # of a head, in a fragment
 FRAGMENT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
 A_FRAGMENT = gl.constexpr(gl.DotOperandLayout(0, FRAGMENT, 2))
 B_FRAGMENT = gl.constexpr(gl.DotOperandLayout(1, FRAGMENT, 2))
@@ -748,7 +828,8 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     out_rows = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, FRAGMENT))[:, None]
     out_cols = gl.arange(0, DIMS_AGAIN, gl.SliceLayout(0, FRAGMENT))[None, :]
     hk = h // gqa_group
-    row_idx = row_first + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
+    row_idx = row_first + of_tile[:, None]
     q_idx = row_idx + kv_len - q_len
     kept = operands.load(OPERANDS)
     q_base = kept_number(kept, 0).to(gl.pointer_type(dtype))
@@ -858,7 +939,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
 def store_rows(
     acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
     lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
-    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr,
+    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
@@ -886,10 +967,13 @@ def store_rows(
         )
         scale = 1.0 / gl.where(l_row == 0.0, 1.0, l_row)
         acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, ACC))[:, None]
-        out_smem.reshape([ROWS, HEAD_DIM_V_PADDED]).store(acc.to(out_smem.dtype))
-        fence_async_shared()
-        place = [b, h, row_first, 0]
-        tma.async_copy_shared_to_global(out_desc, place, out_smem)
+        if DIRECT_OUT:
+            store_directly(acc.to(out_smem.dtype), operands, b, h, row_first, q_len)
+        else:
+            out_smem.reshape([ROWS, HEAD_DIM_V_PADDED]).store(acc.to(out_smem.dtype))
+            fence_async_shared()
+            place = [b, h, row_first, 0]
+            tma.async_copy_shared_to_global(out_desc, place, out_smem)
 
 
 @gluon.jit
@@ -898,7 +982,7 @@ def attend_tile(
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
     lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    SEPARATE_OUT: gl.constexpr,
+    SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
     """This warpgroup's rows of query tile t, number i of this program; returns the next n.
 
@@ -925,9 +1009,9 @@ def attend_tile(
     acc, probs, m_i, raise_at, l_i, n = walk(
         q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, row_first,
         k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-        q_len, kv_len, BLOCK_N, STAGES,
+        q_len, kv_len, BLOCK_N, STAGES, OVERLAPPED,
     )
-    if SEPARATE_OUT:
+    if SEPARATE_OUT or DIRECT_OUT:
         release(q_empty, mine, CONSUMERS)
     wait_full(v_full, n, STAGES)
     acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
@@ -937,9 +1021,9 @@ def attend_tile(
     n += 1
     store_rows(
         acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-        lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT,
+        lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT,
     )
-    if not SEPARATE_OUT:  # q's buffer is free when the output in it has been read
+    if not (SEPARATE_OUT or DIRECT_OUT):  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
         release(q_empty, mine, CONSUMERS)
     for _skipped in range(all_lo, lo):
@@ -953,7 +1037,7 @@ def attend_tiles_piped(
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
     lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, SCHEDULER: gl.constexpr,
+    Q_BUFFERS: gl.constexpr, DIRECT_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
     """This warpgroup's rows of tile t and of those after it; the first q·k of a tile runs together
     with the last probs·v of the tile before it, which pays where tiles are short."""
@@ -981,7 +1065,7 @@ def attend_tiles_piped(
         acc, probs, m_i, raise_at, l_i, n = walk(
             q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, row_first,
             k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-            q_len, kv_len, BLOCK_N, STAGES,
+            q_len, kv_len, BLOCK_N, STAGES, True,
         )
         release(q_empty, i * CONSUMERS + WARPGROUP, RING)
         t_done, b_done, h_done, row_done = t, b, h, row_first
@@ -1026,7 +1110,7 @@ def attend_tiles_piped(
         n = first
         store_rows(
             acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, True,
+            lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT,
         )
 
 
@@ -1036,7 +1120,7 @@ def consumer(
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
     lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
+    Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
     """A warpgroup: its 64 rows of one query tile after the other."""
     t = gl.program_id(0)
@@ -1047,14 +1131,14 @@ def consumer(
             t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
             lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT,
+            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
         )
     elif Q_BUFFERS > 1:
         attend_tiles_piped(
             t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
             lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
+            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, DIRECT_OUT, SCHEDULER,
         )
     else:
         while t < num_tiles:
@@ -1062,7 +1146,7 @@ def consumer(
                 t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-                WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT,
+                WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
             )
             t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
             i += 1
@@ -1078,7 +1162,7 @@ def attention_fwd_sm90(
     num_q_heads: gl.int32, gqa_group: gl.int32, q_len: gl.int32, kv_len: gl.int32,
     num_m_tiles: gl.int32, tiles_abreast: gl.int32, num_heads: gl.int32, heads_abreast: gl.int32, num_tiles: gl.int32,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
-    SCHEDULER: gl.constexpr, SEPARATE_OUT: gl.constexpr,
+    SCHEDULER: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr, PROGRAMS_PER_SM: gl.constexpr,
 ):
     q_smem = tiles(q_desc, Q_BUFFERS * CONSUMERS)
     k_smem = tiles(k_desc, STAGES)
@@ -1106,20 +1190,20 @@ def attention_fwd_sm90(
         gl.SwizzledSharedLayout(1, 1, 1, [0]),
     )
     fence_async_shared()
-    if CONSUMERS == 2:
+    if (CONSUMERS == 2) & (PROGRAMS_PER_SM == 1):
         gl.warp_specialize(
             [
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-                0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
+                0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-                1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
+                1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
@@ -1131,26 +1215,51 @@ def attention_fwd_sm90(
             [4, 1],
             [240, 24],
         )
-    elif CONSUMERS == 3:
+    elif (CONSUMERS == 2) & (PROGRAMS_PER_SM == 2):
         gl.warp_specialize(
             [
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-                0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
+                0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-                1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
+                1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
+                )),
+                (producer, (
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
+                )),
+            ],
+            [4, 1],
+            [104, 24],
+        )
+    elif (CONSUMERS == 3) & (PROGRAMS_PER_SM == 1):
+        gl.warp_specialize(
+            [
+                (consumer, (
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
                 lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-                2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, SCHEDULER,
+                1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
+                )),
+                (consumer, (
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
@@ -1162,13 +1271,50 @@ def attention_fwd_sm90(
             [4, 4, 1],
             [160, 160, 32],
         )
+    elif (CONSUMERS == 4) & (PROGRAMS_PER_SM == 1):
+        gl.warp_specialize(
+            [
+                (consumer, (
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
+                )),
+                (consumer, (
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
+                )),
+                (consumer, (
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
+                )),
+                (consumer, (
+                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                lse_ptr, sink_ptr, stride_sink_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                3, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
+                )),
+                (producer, (
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                next_tile_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
+                )),
+            ],
+            [4, 4, 4, 1],
+            [112, 112, 112, 24],
+        )
 
 
 SM_COUNT = 132  # of NVIDIA H200 SXM
 
 # q_len up to, kv_len up to (None: any) -> kernel and its options. First match wins.
 SCHEDULES = (
-    (None, None, attention_fwd_sm90, dict(BLOCK_N=128, CONSUMERS=2, STAGES=4, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, num_warps=4, group_mb=32)),
+    (None, None, attention_fwd_sm90, dict(BLOCK_N=128, CONSUMERS=2, STAGES=4, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, DIRECT_OUT=False, OVERLAPPED=True, PROGRAMS_PER_SM=1, num_warps=4, group_mb=32)),
 )
 
 # Of attention_fwd, which serves tensors that TMA cannot take, and the CPU.
@@ -1197,7 +1343,10 @@ def run(kernel, options, q, k, v, sink, out, lse):
             kv_heads_abreast = (options["group_mb"] << 20) // head_bytes
             heads_abreast = max(1, min(num_heads, kv_heads_abreast * (num_q_heads // k.shape[1])))
             tiles_abreast = heads_abreast * num_m_tiles
-            programs = num_tiles if options["SCHEDULER"] == "grid" else min(num_tiles, SM_COUNT)
+            programs = num_tiles if options["SCHEDULER"] == "grid" else min(
+                num_tiles,
+                SM_COUNT * options["PROGRAMS_PER_SM"],
+            )
             empty = torch.zeros if options["SCHEDULER"] == "dynamic" else torch.empty
             next_tile = empty(1, dtype=torch.int32, device=q.device)
             kernel[(programs,)](
