@@ -123,6 +123,7 @@ def _compile_anew(module: ModuleType, problem: Problem) -> int:
             q_buffers=options["Q_BUFFERS"],
             separate_out=options["SEPARATE_OUT"],
             group_mb=options["group_mb"],
+            packed_heads=options.get("PACKED_HEADS", 1),
         ),
     )
     is_plain = not (problem.spec.mask or problem.spec.score)

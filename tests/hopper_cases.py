@@ -91,6 +91,18 @@ GOLDEN: dict[str, tuple[dict[str, Any], Schedule]] = {
         {"head_dim": {"qk": 192, "v": 128}, "dtype": "bf16", "mask": "causal"},
         hopper(2, 64, 2, **DYNAMIC),
     ),
+    "packed-heads": (
+        {
+            "head_dim": 128,
+            "dtype": "bf16",
+            "heads": {"group": 6},
+            "mask": ["causal", {"window": {"left": 4095}}],
+            "score": {"alibi": "slopes"},
+            "inputs": {"slopes": {"shape": ["q_heads"], "dtype": "fp32"}},
+            "sink": "per_head",
+        },
+        hopper(2, 128, 2, **DYNAMIC, packed_heads=8),
+    ),
     "piped-d128": (
         {"head_dim": 128, "dtype": "bf16", "mask": "causal"},
         hopper(2, 128, 2, **STATIC, q_buffers=2),

@@ -203,6 +203,7 @@ def context(
             in_mask=frozenset(names[read] for read in reads_of([predicate])),
             masks_keys=predicate != sp.true,
             heavy_last=heavy_last,
+            packs=any(schedule.packed_heads > 1 for _, schedule in choices),
             version=installed_triton(),
         )
         portable = options_text(portable_schedule(problem))

@@ -59,8 +59,9 @@ class GluonText:
     inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
     the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
     name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
-    roles: consumers, programs on an SM, warps of the workers, registers a thread of each; groups:
-    parameters with their arguments.
+    roles: consumers, programs on an SM, warps of the workers, registers a thread of each; packs:
+    whether query heads share a tile in some schedule of the module; groups: parameters with their
+    arguments.
     """
 
     api: Api
@@ -77,6 +78,7 @@ class GluonText:
     tile: TileText | None
     partial: str
     roles: tuple[tuple[int, int, list[int], list[int]], ...]
+    packs: bool
     groups: tuple[tuple[tuple[str, str], ...], ...]
 
     @property
@@ -140,6 +142,7 @@ def gluon_text(
     tile: TileText | None,
     masks_keys: bool,
     heavy_last: bool,
+    packs: bool,
     version: TritonVersion,
 ) -> GluonText:
     """The Hopper kernel's parameters in one order, and what its functions pass on."""
@@ -154,7 +157,9 @@ def gluon_text(
     bounds_words = _words(" ".join(map(str, bounds.spans)))
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
     bases = [f"{r.variable}_base" for r in reads if r.base_statement]
-    stored = ("lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len")
+    stored = ["lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len"]
+    if packs and spec.heads.group is None:
+        stored.append("gqa_group")
     return GluonText(
         api=api_of(version),
         parameters=parameters_of(groups),
@@ -173,6 +178,7 @@ def gluon_text(
             (n, programs, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
             for (n, programs), (consumer, producer) in sorted(REGISTERS.items())
         ),
+        packs=packs,
         groups=tuple(map(tuple, groups)),
     )
 

@@ -80,7 +80,7 @@ HOST_NAMES = frozenset(
     "kv_splits SM_COUNT acc_workspace m_workspace l_workspace bounds_workspace "
     "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty "
     "next_tile keys row_tiles document_keys fits_tma tensor_map name value PORTABLE gl "
-    "TensorDescriptor attention_fwd min max elsewhere "
+    "TensorDescriptor attention_fwd min max elsewhere packed_heads packs query_map "
     "RuntimeError".split()
 )
 
@@ -102,7 +102,7 @@ _IN_MODULE = frozenset(
     "from_on from_view in_place in_view is_odd keep kept_number mma_v2 nan_wins place_of ramp "
     "register_column store_lse taken tanh_of thread_column up_to walk walk_again "
     "late swap_in_quads swap_operands in_sixteen_bytes store_directly "
-    "consumer document_keys "
+    "consumer document_keys head_in_tile head_of is_head position_of queries_of query_map "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )

@@ -44,7 +44,7 @@ def options(schedule: Schedule) -> dict[str, Option]:
 def _gluon_options(schedule: Schedule) -> dict[str, Option]:
     """`group_mb` is for the module's `run`; num_warps: of one warpgroup, the kernel adds others."""
     own = schedule.sm90 or Sm90()
-    return {
+    found: dict[str, Option] = {
         "BLOCK_N": schedule.block_n,
         "CONSUMERS": schedule.consumers,
         "STAGES": schedule.num_stages,
@@ -58,6 +58,9 @@ def _gluon_options(schedule: Schedule) -> dict[str, Option]:
         **({"maxnreg": _registers(schedule)} if own.programs_per_sm > 1 else {}),
         "group_mb": own.group_mb,
     }
+    if own.packed_heads > 1:
+        found["PACKED_HEADS"] = own.packed_heads
+    return found
 
 
 def _registers(schedule: Schedule) -> int:

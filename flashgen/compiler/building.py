@@ -276,6 +276,7 @@ def kernel_file(plan: Plan, job: Job) -> str:
         own = f"_{s.sm90.scheduler}_q{s.sm90.q_buffers}{out}_g{s.sm90.group_mb}"
         own += "" if s.sm90.overlapped else "_turn"
         own += "" if s.sm90.programs_per_sm == 1 else f"_p{s.sm90.programs_per_sm}"
+        own += "" if s.packed_heads == 1 else f"_h{s.packed_heads}"
     return (
         f"{module_name(plan)}.{job.kernel}_{s.block_m}x{s.block_n}_w{s.num_warps}_s{s.num_stages}"
         f"{cap}{own}{rows}"
@@ -296,7 +297,7 @@ def shape_figures(problem: Problem, plan: Plan) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for shape in problem.spec.shapes:
         schedule = for_shape(problem, chosen[bucket_of(shape.q_len, shape.kv_len)], shape)
-        tile, splits = (schedule.block_m, schedule.block_n), schedule.splits_for(shape.kv_len)
+        tile, splits = (schedule.positions, schedule.block_n), schedule.splits_for(shape.kv_len)
         seen = visits(problem.spec, shape, *tile, num_kv_splits=splits, kernel=schedule.kernel)
         figures = budget_for(problem, schedule).figures(
             schedule,

@@ -81,7 +81,8 @@ class Case:
 
 
 def programs(schedule: Schedule, shape: Shape) -> int:
-    return -(-shape.q_len // schedule.block_m) * shape.q_heads * shape.batch
+    heads = schedule.tile_heads(shape.q_heads, shape.kv_heads)
+    return -(-shape.q_len // schedule.positions) * heads * shape.batch
 
 
 def key_tiles(schedule: Schedule, shape: Shape) -> int:
@@ -129,7 +130,7 @@ def representatives(spec: AttentionSpec, plan: Plan) -> tuple[Schedule, ...]:
 
 def _kind(schedule: Schedule) -> tuple[object, ...]:
     """Schedules of the same kind differ in tile, warps and stages: in constants of a kernel."""
-    return (*kernel_kinds(schedule), schedule.block_m <= Q_LEN_LIMITS[0])
+    return (*kernel_kinds(schedule), schedule.block_m <= Q_LEN_LIMITS[0], schedule.packed_heads > 1)
 
 
 def _all(spec: AttentionSpec, plan: Plan) -> Iterator[Case]:
@@ -174,7 +175,7 @@ def _queue(spec: AttentionSpec, schedules: Sequence[Schedule], place: int) -> li
     schedule = schedules[place]
     lengths = _telling(spec, schedule)
     if any(_kind(earlier) == _kind(schedule) for earlier in schedules[:place]):
-        lengths.insert(0, (schedule.block_m - 1, schedule.block_n + 1))
+        lengths.insert(0, (schedule.positions - 1, schedule.block_n + 1))
     return _served(lengths, schedule)
 
 
@@ -248,13 +249,13 @@ def _serves(schedule: Schedule, kv_len: int) -> bool:
 
 def _past(schedule: Schedule) -> tuple[int, int]:
     """The first whole tiles of rows and keys beyond all shape buckets of short ones."""
-    rows = -(-(Q_LEN_LIMITS[-1] + 1) // schedule.block_m) * schedule.block_m
+    rows = -(-(Q_LEN_LIMITS[-1] + 1) // schedule.positions) * schedule.positions
     return rows, -(-(SINGLE_TILE_MAX + 1) // schedule.block_n) * schedule.block_n
 
 
 def _telling(spec: AttentionSpec, schedule: Schedule) -> list[tuple[int, int]]:
     """(q_len, kv_len) at edges of tiles, the most telling first."""
-    m, n = schedule.block_m, schedule.block_n
+    m, n = schedule.positions, schedule.block_n
     rows, past = _past(schedule)
     return [
         (m + 1, 2 * n + 3),
@@ -275,7 +276,7 @@ def _telling(spec: AttentionSpec, schedule: Schedule) -> list[tuple[int, int]]:
 
 def _far(schedule: Schedule) -> list[tuple[int, int]]:
     """More of them: every edge of rows with some edges of keys."""
-    m, n = schedule.block_m, schedule.block_n
+    m, n = schedule.positions, schedule.block_n
     rows, past = _past(schedule)
     q_lens = (1, m - 1, m, m + 1, 2 * m + 3, rows - 1, rows, rows + 1)
     kv_lens = (0, 1, n - 1, n, n + 1, 2 * n + 3, past - 1, past, past + 1, past + n + 3)

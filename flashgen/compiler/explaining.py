@@ -183,7 +183,7 @@ class _Order:
 
     def visits(self, schedule: Schedule) -> Visits:
         spec = self.problem.spec
-        tile = schedule.block_m, schedule.block_n
+        tile = schedule.positions, schedule.block_n
         splits = schedule.splits_for(self.shape.kv_len)
         return _visits(_any_order(spec), self.shape, *tile, splits, schedule.kernel)
 
@@ -369,7 +369,7 @@ class _Explaining:
 
     def _mask(self, schedule: Schedule | None) -> MaskFacts:
         spec, shape = _any_order(self.spec), self.shape
-        block_m, block_n = (schedule.block_m, schedule.block_n) if schedule else (64, 64)
+        block_m, block_n = (schedule.positions, schedule.block_n) if schedule else (64, 64)
         kernel: Kernel = schedule.kernel if schedule else "loop"
         return MaskFacts(
             predicate=str(visibility(spec).predicate),

@@ -215,19 +215,20 @@ class FirstRuns:
     def _vouched(self, subject: Subject, plan: Plan, device: torch.device) -> Verdict | None:
         """Proven by a tuned config that was measured with this kernel and toolchain.
 
-        Tuning times kernels that write no lse. One that does has a store more, which waits for
-        nothing: what is known of the other holds for it.
+        Tuning times kernels that write no lse, each in a module of its own. One that does has a
+        store more, which waits for nothing, and a module in which some schedules have heads that
+        share tiles a constant more: what is known of the other holds for it.
         """
         target = self._target_of(device)
         entries = [e for e in _entries(self._spec, target) if verdicts.ran_here(e, subject)]
         if not entries:
             return None
         measured = subject
-        if plan.has_lse:
-            from flashgen.compiler.choose import plan as plan_for
+        if plan.has_lse or any(schedule.packed_heads > 1 for _, schedule in plan.choices):
+            from flashgen.tune.session import digest_of
 
-            without, _ = plan_for(self._spec, target, has_lse=False)
-            measured = replace(subject, digest=without.hopper_digest)
+            alone = digest_of(Problem(self._spec, target), subject.schedule)
+            measured = replace(subject, digest=alone)
         if any(verdicts.vouched(entry, measured) for entry in entries):
             return remember(subject, "proven")
         return None
@@ -275,9 +276,9 @@ def first_cases(problem: Problem, schedule: Schedule, sizes: Sizes) -> Sequence[
 
     In the second, values that only some rows see are NaN (`draw.NAN_EVERY`): rows are walked again.
     """
-    group = problem.spec.heads.group or 2
-    q_len, kv_len = schedule.block_m + 1, 2 * schedule.block_n + 3
-    tiles_a_batch = -(-q_len // schedule.block_m) * 2 * group
+    group = problem.spec.heads.group or max(2, schedule.packed_heads)
+    q_len, kv_len = schedule.positions + 1, 2 * schedule.block_n + 3
+    tiles_a_batch = -(-q_len // schedule.positions) * schedule.tile_heads(2 * group, 2)
     many = -(-5 * problem.target.sm_count // (2 * tiles_a_batch))
     return (
         Case(schedule, Shape(SMALL_BATCH, 2 * group, 2, q_len, kv_len), "plain", 0),

@@ -71,7 +71,8 @@ def compile_ahead(
     """
     kernel = getattr(module, entry)
     is_gluon = kernel.is_gluon()
-    constants = {n: v for n, v in options.items() if n.isupper()} | {"ALIGN": align}
+    given = {n: v for n, v in options.items() if n.isupper()}
+    constants = {"PACKED_HEADS": 1} | given | {"ALIGN": align}
     launch = {n: v for n, v in options.items() if not n.isupper()}
     types = {
         **pointers,

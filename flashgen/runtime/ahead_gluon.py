@@ -36,21 +36,26 @@ def descriptor_types(
     from triton.experimental.gluon import language as gl
 
     qk, v = module.HEAD_DIM_QK_PADDED.value, module.HEAD_DIM_V_PADDED.value
-    tiles = {
-        "q": (64, qk),
+    heads = options.get("PACKED_HEADS", 1)
+    of_rows = (64,) if heads == 1 else (heads, 64 // heads)
+    tiles: dict[str, tuple[int, ...]] = {
+        "q": (*of_rows, qk),
         "k": (options["BLOCK_N"], qk),
         "v": (options["BLOCK_N"], v),
-        "out": (64, v),
+        "out": (*of_rows, v),
     }
     found = {}
     for name in (n.removesuffix("_desc") for n in kernel.arg_names if n.endswith("_desc")):
-        rows, width = tiles.get(name, (64, options["BLOCK_N"]))  # others: an input of the score
+        tile = tiles.get(name, (64, options["BLOCK_N"]))  # others: an input of the score
         element = pointers[f"{name}_ptr"].removeprefix("*")
         size = 4 if element.endswith("32") else 2
         layout = gl.NVMMASharedLayout(
-            swizzle_byte_width=min(128, size * width), element_bitwidth=8 * size, rank=4
+            swizzle_byte_width=min(128, size * tile[-1]),
+            element_bitwidth=8 * size,
+            rank=2 + len(tile),
         )
-        found[f"{name}_desc"] = f"tensordesc<{element}[1, 1, {rows}, {width}],{layout!r}>"
+        extents = ", ".join(map(str, (1, 1, *tile)))
+        found[f"{name}_desc"] = f"tensordesc<{element}[{extents}],{layout!r}>"
     return found
 
 

@@ -163,7 +163,8 @@ class Attention:
         bucket = bucket_of(sizes.q_len, sizes.kv_len)
         loaded = self._usable(q.device, bucket, sizes)
         schedule, kernel, options = loaded.launches[bucket]
-        programs = -(-sizes.q_len // schedule.block_m) * sizes.num_q_heads * sizes.batch
+        heads = schedule.tile_heads(sizes.num_q_heads, sizes.num_kv_heads)
+        programs = -(-sizes.q_len // schedule.positions) * heads * sizes.batch
         if programs > MAX_PROGRAMS:
             raise TensorError("q", f"{programs} query tiles", f"at most {MAX_PROGRAMS} in one call")
         arguments = [others[name] for name in loaded.plan.arguments]

@@ -29,7 +29,7 @@ def best_of(
 
     Of triton it is the untuned choice, which knows measured tiles. Of gluon_sm90 it is the shortest
     predicted time, for the shape that stands for the bucket (`schedule.orders`), among schedules
-    whose machine code is not likely to spill.
+    whose machine code is not likely to spill; of equals, one in which the most heads share a tile.
     """
     if family == PORTABLE:
         return default_schedule(problem, bucket)
@@ -39,7 +39,7 @@ def best_of(
         return None
     shape, _ = judged_by(problem, bucket)
     times = {s: predicted_time_us(problem, s, shape) for s in usable if s not in refused}
-    return min(times, key=lambda each: (times[each], each), default=None)
+    return min(times, key=lambda each: (times[each], -each.packed_heads, each), default=None)
 
 
 def _spills(schedule: Schedule, problem: Problem) -> bool:

@@ -226,7 +226,8 @@ class Budget:
     ) -> Figures:
         """Bytes and FLOPs of one launch; the last five arguments are per batch and query head.
 
-        schedule: None where the formulas have no tiles (naive). first_visits: (query tile, split)
+        schedule: None where the formulas have no tiles (naive). visited_tiles: with query tiles of
+        its `positions`, in which heads share what they load. first_visits: (query tile, split)
         pairs with a visited tile, key_tiles: those that the outer loop walks; only flash1 asks for
         either. visited_keys: those of visited key tiles. None: all of them.
         """
@@ -235,6 +236,9 @@ class Budget:
             first_visits = 0
             if schedule is not None:
                 first_visits = -(-shape.q_len // schedule.block_m) * splits
+        shared = 1.0
+        if schedule is not None and shape.q_heads:
+            shared = schedule.tile_heads(shape.q_heads, shape.kv_heads) / shape.q_heads
         if key_tiles is None:
             key_tiles = -(-shape.kv_len // schedule.block_n) if schedule is not None else 0
         numbers = (
@@ -245,7 +249,7 @@ class Budget:
             shape.kv_heads,
             shape.q_len,
             shape.kv_len,
-            visited_tiles,
+            visited_tiles if shared == 1 else visited_tiles * shared,
             visible_pairs,
             min(first_visits, visited_tiles),
             shape.kv_len if visited_keys is None else visited_keys,

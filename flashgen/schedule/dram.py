@@ -109,7 +109,8 @@ def grid_programs(schedule: Schedule, shape: Shape) -> int:
     """Programs of one launch."""
     if schedule.keys_outside:
         return shape.batch * shape.q_heads * schedule.splits_for(shape.kv_len)
-    return shape.batch * shape.q_heads * math.ceil(shape.q_len / schedule.block_m)
+    heads = shape.batch * schedule.tile_heads(shape.q_heads, shape.kv_heads)
+    return heads * math.ceil(shape.q_len / schedule.positions)
 
 
 def for_shape(problem: Problem, schedule: Schedule, shape: Shape) -> Schedule:
@@ -155,14 +156,14 @@ def _flash2(
     kv_heads = shape.batch * shape.kv_heads
     if not (kv_heads and shape.q_heads and shape.q_len):
         return DramTraffic(figures.dram_bytes, 0, held, 0, 0)
-    query_tiles = math.ceil(shape.q_len / schedule.block_m)
-    of_a_head = query_tiles * (shape.q_heads // shape.kv_heads)
+    query_tiles = math.ceil(shape.q_len / schedule.positions)
+    of_a_head = query_tiles * (schedule.tile_heads(shape.q_heads, shape.kv_heads) // shape.kv_heads)
     resident = resident_programs(problem, schedule, shape)
     in_flight = min(float(kv_heads), max(1.0, resident / of_a_head))
     together = max(1.0, resident / in_flight)  # programs of one K/V head
     waves = of_a_head / together  # the rest of one runs beside the next head's first
     of_one_tile = seen.tiles / query_tiles * schedule.block_n
-    of_its_rows = together * schedule.block_m * seen.keys / shape.q_len
+    of_its_rows = together * schedule.positions * seen.keys / shape.q_len
     keys = min(seen.keys, of_one_tile + of_its_rows)  # that one wave reads
     key_bytes = problem.kv_elem_bytes * (problem.head_dim_qk + problem.head_dim_v)
     working_set = round(in_flight * keys * key_bytes * copies(problem.target))

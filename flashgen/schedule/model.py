@@ -40,7 +40,9 @@ class Sm90:
     through q's; group_mb: MiB of K and V of the heads that are worked on side by side; overlapped:
     whether a warpgroup multiplies q·k of a key tile together with probs·v of the one before (else
     in turn, with fewer registers); direct_out: whether output goes from registers to memory, so
-    that it needs no buffer; programs_per_sm: programs that share an SM.
+    that it needs no buffer; programs_per_sm: programs that share an SM; packed_heads: query heads
+    of one K/V head that share a query tile, each with so many fewer positions, for calls with few
+    of those.
     """
 
     scheduler: Scheduler = "grid"
@@ -50,10 +52,18 @@ class Sm90:
     overlapped: bool = True
     direct_out: bool = False
     programs_per_sm: int = 1
+    packed_heads: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dict; `packed_heads` only where heads share tiles."""
+        found = asdict(self)
+        if self.packed_heads == 1:
+            del found["packed_heads"]
+        return found
 
     @classmethod
     def from_dict(cls, data: object) -> Sm90:
-        """The inverse of `asdict`; ScheduleError names the first field that is wrong."""
+        """The inverse of `to_dict`; ScheduleError names the first field that is wrong."""
         known = [f.name for f in fields(cls)]
         if not isinstance(data, Mapping):
             raise ScheduleError(f"schedule.sm90: must be a mapping (got {data!r})")
@@ -73,7 +83,7 @@ class Sm90:
                 raise ScheduleError(
                     f"schedule.sm90.{name}: must be true or false (got {getattr(found, name)!r})"
                 )
-        for name in ("q_buffers", "group_mb", "programs_per_sm"):
+        for name in ("q_buffers", "group_mb", "programs_per_sm", "packed_heads"):
             _check_number(f"sm90.{name}", getattr(found, name))
         return found
 
@@ -83,7 +93,10 @@ class Sm90:
         buffers = "" if self.q_buffers == 1 else f" {self.q_buffers} q buffers"
         order = "" if self.overlapped else ", products in turn"
         programs = "" if self.programs_per_sm == 1 else f", {self.programs_per_sm} programs an SM"
-        return f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast{order}{programs}"
+        packed = "" if self.packed_heads == 1 else f" {self.packed_heads} heads a tile"
+        return (
+            f"{self.scheduler}{buffers} {out} {self.group_mb} MiB abreast{order}{programs}{packed}"
+        )
 
 
 SCHEDULERS: tuple[Scheduler, ...] = ("grid", "static", "dynamic")
@@ -127,6 +140,28 @@ class Schedule:
         return self.block_m // 64
 
     @property
+    def packed_heads(self) -> int:
+        """Query heads of one K/V head that share a query tile; 1 but in the family gluon_sm90."""
+        return self.sm90.packed_heads if self.sm90 else 1
+
+    @property
+    def positions(self) -> int:
+        """Query positions of a tile: its rows, `packed_heads` of which have the same one."""
+        return self.block_m // self.packed_heads
+
+    def tile_heads(self, q_heads: int, kv_heads: int) -> int:
+        """Of one batch: query heads that have tiles of their own, packs of them counting as one.
+
+        >>> tile = {"block_m": 128, "block_n": 64, "num_warps": 12, "num_stages": 2}
+        >>> packed = Schedule(family="gluon_sm90", **tile, sm90=Sm90(packed_heads=4))
+        >>> packed.tile_heads(12, 2)
+        4
+        """
+        if self.packed_heads == 1 or not kv_heads:
+            return q_heads
+        return kv_heads * -(-(q_heads // kv_heads) // self.packed_heads)
+
+    @property
     def splits(self) -> int:
         """`num_kv_splits` of a schedule that leaves it open no more (`schedule.dram.for_shape`)."""
         assert self.num_kv_splits is not None, f"{self}: the number of splits depends on the shape"
@@ -146,6 +181,8 @@ class Schedule:
         found = asdict(self)
         if self.sm90 is None:
             del found["sm90"]
+        else:
+            found["sm90"] = self.sm90.to_dict()
         return found
 
     @classmethod

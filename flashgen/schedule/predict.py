@@ -145,7 +145,7 @@ def predict(
     """The prediction with its parts; inputs: what the mask reads, where it is known."""
     schedule = for_shape(problem, schedule, shape)
     needs = budget_for(problem, schedule)
-    tile, splits = (schedule.block_m, schedule.block_n), schedule.splits_for(shape.kv_len)
+    tile, splits = (schedule.positions, schedule.block_n), schedule.splits_for(shape.kv_len)
     walked = _walks(problem.spec, shape, *tile, inputs, schedule.kernel)
     seen = _visits(problem.spec, shape, *tile, splits, inputs, schedule.kernel)
     figures = needs.figures(
@@ -185,7 +185,8 @@ def _on_hopper(
     problem: Problem, schedule: Schedule, shape: Shape, walked: Walks, inputs: Inputs | None
 ) -> tuple[Step, int, float, float]:
     """(step of a warpgroup, programs an SM holds, cycles, waves) of the family gluon_sm90."""
-    rows = _walks(problem.spec, shape, WGMMA_ROWS, schedule.block_n, inputs)
+    positions = WGMMA_ROWS // schedule.packed_heads
+    rows = _walks(problem.spec, shape, positions, schedule.block_n, inputs)
     found = hopper_work(
         problem,
         schedule,

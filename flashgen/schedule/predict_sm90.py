@@ -1,6 +1,7 @@
 """What a launch of the family gluon_sm90 costs on its SMs; `predict.py` adds memory and the launch.
 
-An SM holds one program, whose consumer warpgroups each walk the key tiles of their own 64 rows. A
+An SM holds one program, whose consumer warpgroups each walk the key tiles of their own 64 rows:
+positions of one head, or fewer of each of `packed_heads`, which share the walk. A
 step of one of them is two matmuls and a softmax. Other warpgroups' matmuls hide softmaxes, the
 better the more warpgroups there are: matmul and softmax add up as a p-norm, with p by their number.
 That gives the family's share of the peak rate by head dim, 0.6 at 64, 0.76 at 128, 0.85 at 256
@@ -96,9 +97,9 @@ def hopper_work(
     score_work: tuple[float, float],
     costs: HopperCosts = HOPPER_COSTS,
 ) -> HopperWork:
-    """Of one launch. of_tiles: the walks of query tiles of `block_m` rows, of_warpgroups: of 64;
-    score_work: exponentials and the like of a score, and other operations."""
-    matmul, softmax, copy, step = _step(problem, schedule, score_work, costs)
+    """Of one launch. of_tiles: the walks of query tiles of `positions`, of_warpgroups: of what 64
+    rows have of these; score_work: exponentials and the like of a score, and other operations."""
+    matmul, softmax, copy, step = _step(problem, schedule, score_work, costs, shape.q_len)
     masked = costs.mask * sm90.ROWS * schedule.block_n / costs.instructions
     partial = of_warpgroups.total - of_warpgroups.full
     steps = (of_warpgroups.total * step + partial * masked) / max(1, of_tiles.query_tiles)
@@ -123,9 +124,14 @@ def likely_spills(schedule: Schedule, problem: Problem) -> bool:
 
 
 def _step(
-    problem: Problem, schedule: Schedule, score_work: tuple[float, float], costs: HopperCosts
+    problem: Problem,
+    schedule: Schedule,
+    score_work: tuple[float, float],
+    costs: HopperCosts,
+    q_len: int,
 ) -> tuple[float, float, float, float]:
-    """(matmul, softmax, copy, all of it): a key tile of one warpgroup."""
+    """(matmul, softmax, copy, all of it): a key tile of one warpgroup. Those without rows of a
+    short call hide nothing."""
     target, dims = problem.target, problem.head_dim_qk_padded + problem.head_dim_v_padded
     rate = matmul_rate(target, problem.spec.dtype.q) / target.sm_count / target.clock_hz
     exps, operations = score_work
@@ -135,8 +141,9 @@ def _step(
     softmax = scores * (exps / costs.exps + instructions / costs.instructions)
     softmax += scores * _dense_bytes(problem) / costs.dense_bytes
     own = schedule.sm90 or Sm90()
-    consumers = schedule.consumers * own.programs_per_sm
-    p = costs.overlap[consumers]
+    consumers = min(schedule.consumers, math.ceil(q_len * schedule.packed_heads / sm90.ROWS) or 1)
+    consumers *= own.programs_per_sm
+    p = costs.overlap.get(consumers, 1.0)
     if schedule.block_n < 128:
         matmul *= 1 + costs.half_tile
     step = (matmul**p + softmax**p) ** (1 / p) + costs.step + costs.ring / schedule.num_stages
@@ -166,7 +173,8 @@ def _makespan(
 ) -> tuple[float, float]:
     """(cycles, waves); steps: cycles of all steps of the mean query tile."""
     own, sms = schedule.sm90 or Sm90(), problem.target.sm_count
-    heads, rows = shape.batch * shape.q_heads, walked.query_tiles
+    heads = shape.batch * schedule.tile_heads(shape.q_heads, shape.kv_heads)
+    rows = walked.query_tiles
     if not heads * rows:
         return 0.0, 0.0
     fixed = _per_tile(problem, schedule, costs)
@@ -210,12 +218,14 @@ def _lengths(problem: Problem, walked: Walks, steps: float) -> Cycles:
 
 
 def heads_abreast(problem: Problem, schedule: Schedule, shape: Shape) -> int:
-    """Query heads that are worked on side by side, as the module's host code counts them."""
+    """Query heads with tiles of their own (`tile_heads`) that are worked on side by side, as the
+    module's host code counts them."""
     own = schedule.sm90 or Sm90()
     dims = problem.head_dim_qk + problem.head_dim_v
     head_bytes = max(1, shape.kv_len * dims * problem.kv_elem_bytes)
-    group = shape.q_heads // max(1, shape.kv_heads)
-    most = shape.batch * shape.q_heads
+    heads = schedule.tile_heads(shape.q_heads, shape.kv_heads)
+    group = heads // max(1, shape.kv_heads)
+    most = shape.batch * heads
     return max(1, min(most, (own.group_mb << 20) // head_bytes * group))
 
 

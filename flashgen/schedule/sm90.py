@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
+
+import sympy as sp
 
 from flashgen.dtypes import get_dtype
 from flashgen.passes.score_tile import score_tile
 from flashgen.passes.visibility import Span, visibility
 from flashgen.problem import Problem
-from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90
+from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90, bucket_of
 from flashgen.spec import symbolic as sym
 
 # (consumer warpgroups, programs on an SM) -> registers a thread of a consumer and of the producer:
@@ -39,9 +42,11 @@ def check(schedule: Schedule, problem: Problem, bucket: Bucket | None = None) ->
 
 
 def _rejections(schedule: Schedule, problem: Problem, bucket: Bucket | None) -> Iterator[Rejection]:
-    yield from unserved(problem, bucket)
-    yield from _of_form(schedule)
     own = schedule.sm90 or Sm90()
+    yield from _too_short(bucket, own.packed_heads)
+    yield from _unserved(problem, searched=bucket is not None)
+    yield from _of_form(schedule)
+    yield from _unpackable(problem, own.packed_heads, direct_out=own.direct_out)
     roles = (schedule.consumers, own.programs_per_sm)
     if roles not in REGISTERS:
         most = max((programs for n, programs in REGISTERS if n == schedule.consumers), default=0)
@@ -104,21 +109,70 @@ def _of_output(own: Sm90, problem: Problem) -> Iterator[Rejection]:
 
 
 def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
-    """Every schedule of the family for `bucket`, feasible or not; none for short lengths."""
-    if is_short(bucket):
+    """Every schedule of the family for `bucket`, feasible or not; for few rows those in which
+    query heads share tiles, and none where one tile holds all keys."""
+    for packed_heads in packings(problem, bucket):
+        for consumers, block_n, stages in product(CONSUMERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
+            for own in _OWN:
+                if (consumers, own.programs_per_sm) not in REGISTERS:
+                    continue
+                if packed_heads > 1 and own.direct_out:
+                    continue
+                yield Schedule(
+                    family="gluon_sm90",
+                    block_m=ROWS * consumers,
+                    block_n=block_n,
+                    num_warps=4 * (consumers + 1),
+                    num_stages=stages,
+                    sm90=replace(own, packed_heads=packed_heads),
+                )
+
+
+def packings(problem: Problem, bucket: Bucket) -> tuple[int, ...]:
+    """Numbers of query heads that share a tile in schedules for `bucket`.
+
+    Where tiles of 128 rows are filled by the rows of one head, packing them gains nothing. A group
+    that the call decides is taken from the spec's shapes; without one there is nothing to pack.
+    """
+    if bucket.kernel == "single_tile":
+        return ()
+    if bucket.q_len_max is None:
+        return (1,)
+    group = problem.spec.heads.group or _group_of_shapes(problem, bucket)
+    found = (2**step for step in range(1, _most_packed(group).bit_length()))
+    return tuple(each for each in found if not any(_unpackable(problem, each)))
+
+
+def _group_of_shapes(problem: Problem, bucket: Bucket) -> int:
+    """The largest group among the spec's shapes in a bucket."""
+    shapes = [s for s in problem.spec.shapes if bucket_of(s.q_len, s.kv_len) == bucket]
+    return max((s.q_heads // max(1, s.kv_heads) for s in shapes), default=1)
+
+
+def _most_packed(group: int | None) -> int:
+    """Heads that fill a warpgroup: those of a group, to the next power of two."""
+    return ROWS if group is None else min(ROWS, 1 << (group - 1).bit_length())
+
+
+def _unpackable(
+    problem: Problem, packed_heads: int, *, direct_out: bool = False
+) -> Iterator[Rejection]:
+    """Why so many query heads cannot share a tile."""
+    if packed_heads == 1:
         return
-    for consumers, block_n, num_stages in product(CONSUMERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
-        for own in _OWN:
-            if (consumers, own.programs_per_sm) not in REGISTERS:
-                continue
-            yield Schedule(
-                family="gluon_sm90",
-                block_m=ROWS * consumers,
-                block_n=block_n,
-                num_warps=4 * (consumers + 1),
-                num_stages=num_stages,
-                sm90=own,
-            )
+    spans, most = visibility(problem.spec).spans, _most_packed(problem.spec.heads.group)
+    if packed_heads & (packed_heads - 1):
+        yield Rejection("packed_heads", packed_heads, 0, "power of two")
+    if packed_heads > most:
+        yield Rejection("packed_heads", packed_heads, most)
+    if score_tile(problem.spec):
+        yield Rejection("packed_heads where tiles of the score are loaded", 0, 0, "not served")
+    if any(span.scan for span in spans):  # whose keys are found for 64 positions at a time
+        yield Rejection("packed_heads of documents", 0, 0, "not served")
+    if any(_depends_on_head(span, sym.H) for span in spans):
+        yield Rejection("packed_heads of key ranges for each head", 0, 0, "not served")
+    if direct_out:
+        yield Rejection("packed_heads of direct_out", 0, 0, "not served")
 
 
 GROUPS_MB = (4, 32)
@@ -142,15 +196,27 @@ _OWN: tuple[Sm90, ...] = tuple(
 
 
 def is_short(bucket: Bucket) -> bool:
-    """Whether tiles of 128 rows and more would be mostly empty, or one tile holds all keys."""
+    """Whether tiles of 128 rows of one head would be mostly empty, or one tile holds all keys."""
     return bucket.q_len_max is not None or bucket.kernel == "single_tile"
+
+
+def _too_short(bucket: Bucket | None, packed_heads: int) -> Iterator[Rejection]:
+    """Whether `is_short` stands in the way, though so many heads may share a tile."""
+    if bucket is None or not is_short(bucket):
+        return
+    if packed_heads == 1 or bucket.kernel == "single_tile":
+        yield Rejection("short lengths of gluon_sm90", 0, 0, "not served")
 
 
 def unserved(problem: Problem, bucket: Bucket | None = None) -> Iterator[Rejection]:
     """What the family does not serve, whatever the schedule."""
+    if bucket is not None and not packings(problem, bucket):
+        yield from _too_short(bucket, 1)
+    yield from _unserved(problem, searched=bucket is not None)
+
+
+def _unserved(problem: Problem, *, searched: bool) -> Iterator[Rejection]:
     spec, target = problem.spec, problem.target
-    if bucket is not None and is_short(bucket):
-        yield Rejection("short lengths of gluon_sm90", 0, 0, "not served")
     if target.arch != "sm_90":
         yield Rejection(f"family gluon_sm90 on {target.arch}", 0, 0, "not served")
     if spec.dtype.q not in {"fp16", "bf16"} or not spec.dtype.q == spec.dtype.kv == spec.dtype.out:
@@ -160,7 +226,7 @@ def unserved(problem: Problem, bucket: Bucket | None = None) -> Iterator[Rejecti
     widest = max(problem.head_dim_qk, problem.head_dim_v)
     if widest > MAX_HEAD_DIM:
         yield Rejection("head_dim of gluon_sm90", widest, MAX_HEAD_DIM)
-    yield from _rows_that_tma_cannot_step_by(problem, searched=bucket is not None)
+    yield from _rows_that_tma_cannot_step_by(problem, searched=searched)
     if spec.kv_lens != "none":
         yield Rejection("kv_lens of gluon_sm90", 0, 0, "not served")
     spans = visibility(spec).spans
@@ -168,7 +234,7 @@ def unserved(problem: Problem, bucket: Bucket | None = None) -> Iterator[Rejecti
         yield Rejection("key ranges of a query tile in gluon_sm90", len(spans), 1, "exactly")
     if any(span.period for span in spans):
         yield Rejection("chunks of keys in gluon_sm90", 0, 0, "not served")
-    if any(span.scan and _depends_on_head(span) for span in spans):
+    if any(span.scan and _depends_on_head(span, sym.H, sym.HK) for span in spans):
         yield Rejection("documents of each head in gluon_sm90", 0, 0, "not served")
     if any(span.scan and span.never_full for span in spans):
         yield Rejection("documents beside a mask of elements in gluon_sm90", 0, 0, "not served")
@@ -185,13 +251,13 @@ def _rows_that_tma_cannot_step_by(problem: Problem, *, searched: bool) -> Iterat
             yield Rejection(f"{name} rows of {row_bytes} B in gluon_sm90", 0, 0, "not served")
 
 
-def _depends_on_head(span: Span) -> bool:
-    """Whether which keys a query tile sees differs from head to head."""
+def _depends_on_head(span: Span, *heads: sp.Symbol) -> bool:
+    """Whether which keys a query tile sees differs from head to head, of queries or of keys."""
     parts = [span.hull.start, span.hull.stop, span.full.start, span.full.stop]
     parts += [span.possible, span.always]
     if span.scan:
         parts += [span.scan.row_read, span.scan.key_read]
-    return any(part.has(sym.H, sym.HK) for part in parts)
+    return any(part.has(*heads) for part in parts)
 
 
 def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True) -> int:
@@ -240,6 +306,7 @@ OPERANDS = 16 * 8  # pointers and strides of q, k and v, for a second walk
 ODD = 16  # a number of each warp of a consumer: whether its rows came out right
 _NUMBERS = 12  # as an argument: a buffer of numbers
 _POINTER, _INT, _RING, _TILES = 8, 4, 16, 28  # as arguments: a ring of barriers, one of tiles
+_AXIS = 4  # more of a ring of tiles for each axis that they have beside the usual four
 
 
 def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
@@ -263,6 +330,8 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
     if score_tile(spec):
         tensor_maps, rings, tiles = tensor_maps + 1, rings + 2, tiles + 1
     buffers = _NUMBERS + _RING * rings + _TILES * tiles
+    if own.packed_heads > 1:
+        buffers += _AXIS * (1 + own.separate_out)
     return buffers + _POINTER * (tensor_maps + wide) + _INT * integers
 
 

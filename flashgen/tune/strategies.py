@@ -207,8 +207,8 @@ def _features(schedule: Schedule) -> list[float]:
         static, dynamic = (float(own.scheduler == each) for each in ("static", "dynamic"))
         piped, apart = float(own.q_buffers > 1), float(own.separate_out)
         direct, shared = float(own.direct_out), float(own.programs_per_sm > 1)
-        group = math.log2(own.group_mb)
-        own_kinds = [static, dynamic, piped, apart, direct, shared, group]
+        group, packed = math.log2(own.group_mb), math.log2(own.packed_heads)
+        own_kinds = [static, dynamic, piped, apart, direct, shared, group, packed]
         return [m, n, s, *own_kinds, m * n, n * s, static * group]
     base = [m, n, w, s, float(schedule.maxnreg is not None)]
     kinds = [float(schedule.loop_order == "flash1"), float(schedule.kernel == "single_tile")]

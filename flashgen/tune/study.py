@@ -442,6 +442,7 @@ def parameters(schedule: Schedule) -> dict[str, int]:
         "direct_out": int(own.direct_out),
         "overlapped": int(own.overlapped),
         "programs_per_sm": own.programs_per_sm,
+        "packed_heads": own.packed_heads,
     }
 
 
@@ -466,6 +467,7 @@ def _distributions(names: Iterable[str]) -> dict[str, Any]:
         "direct_out": IntDistribution(0, 1),
         "overlapped": IntDistribution(0, 1),
         "programs_per_sm": IntDistribution(1, 32),
+        "packed_heads": IntDistribution(1, 64, log=True),
     }
     return {name: known[name] for name in names}
 

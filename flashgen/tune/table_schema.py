@@ -92,21 +92,23 @@ def _entry(toolchain: Schema) -> Schema:
 def _schedule() -> Schema:
     positive: Schema = {"type": "integer", "minimum": 1}
     optional: Schema = {"anyOf": [positive, {"type": "null"}]}
+    own: Schema = {
+        "scheduler": {"enum": list(SCHEDULERS)},
+        "q_buffers": positive,
+        "separate_out": {"type": "boolean"},
+        "group_mb": positive,
+        "overlapped": {"type": "boolean"},
+        "programs_per_sm": positive,
+        "direct_out": {"type": "boolean"},
+    }
     known: dict[str, Schema] = {
         **{name: {"enum": list(words)} for name, words in _CHOICES.items()},
         "maxnreg": optional,
         "num_kv_splits": optional,
-        "sm90": _object(
-            {
-                "scheduler": {"enum": list(SCHEDULERS)},
-                "q_buffers": positive,
-                "separate_out": {"type": "boolean"},
-                "group_mb": positive,
-                "overlapped": {"type": "boolean"},
-                "programs_per_sm": positive,
-                "direct_out": {"type": "boolean"},
-            }
-        ),
+        "sm90": {
+            **_object(own | {"packed_heads": positive}),
+            "required": list(own),  # packed_heads: where heads share tiles only
+        },
     }
     found = _object({f.name: known.get(f.name, positive) for f in fields(Schedule)})
     return {**found, "required": field_names("triton")}  # sm90: of the family gluon_sm90 only

@@ -39,7 +39,7 @@ class Work:
 def work_of(problem: Problem, schedule: Schedule, shape: Shape) -> Work:
     """The same for every schedule, but where bytes depend on the order of loops."""
     whole = with_splits(problem, schedule, shape)
-    seen = visits(problem.spec, shape, whole.block_m, whole.block_n)
+    seen = visits(problem.spec, shape, whole.positions, whole.block_n)
     figures = budget_for(problem, whole).figures(
         whole,
         shape,

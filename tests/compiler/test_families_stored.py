@@ -26,7 +26,7 @@ from flashgen.runtime.said import forget
 from flashgen.schedule import families, sm90
 from flashgen.schedule.model import Bucket, Schedule, all_buckets, bucket_of
 from flashgen.schedule.space import default_schedule
-from flashgen.spec.model import AttentionSpec
+from flashgen.spec.model import AttentionSpec, Shape
 from flashgen.target import get_target
 from flashgen.tune import lookup, verdicts
 from flashgen.tune.session import digest_of
@@ -87,10 +87,14 @@ def put(folder: Path, schedule: Schedule = GOOD, **changes: object) -> Entry:
         toolchain=Toolchain("0.1.0", "2.9.0", MACHINE.triton),
     )
     made = replace(made, **changes)  # type: ignore[arg-type]
-    table = Table(SPEC.display_name, SPEC.fingerprint, TARGET.id, (made,))
+    store(folder, made)
+    return made
+
+
+def store(folder: Path, *entries: Entry) -> None:
+    table = Table(SPEC.display_name, SPEC.fingerprint, TARGET.id, entries)
     write_table(table_path(folder / "tables", TARGET.id, SPEC.display_name), table)
     lookup.forget()
-    return made
 
 
 # **** look-up ****
@@ -192,6 +196,28 @@ def test_a_frozen_process_launches_what_was_measured_here(tmp_path: Path) -> Non
     choose.plan(SPEC, TARGET, has_lse=False)
     freeze()
     assert allowed(has_lse=False)
+    assert not was_tried(tmp_path)
+
+
+@pytest.mark.parametrize("has_lse", [False, True])
+def test_what_was_measured_here_is_not_tried_in_a_module_with_packed_heads(
+    tmp_path: Path, *, has_lse: bool
+) -> None:
+    """Beside a schedule whose heads share tiles the text of the others has a constant more."""
+    assert GOOD.sm90 is not None
+    packed = replace(GOOD, sm90=replace(GOOD.sm90, packed_heads=4))
+    short = replace(
+        put(tmp_path, packed),
+        bucket=bucket_of(9, 4096),
+        shape=Shape(batch=8, q_heads=8, kv_heads=2, q_len=9, kv_len=4096),
+    )
+    store(tmp_path, short, put(tmp_path))
+    plan, path = choose.plan(SPEC, TARGET, has_lse=has_lse, machine=lambda: MACHINE)
+    assert {GOOD, packed} <= {schedule for _, schedule in plan.choices}
+    assert plan.hopper_digest != digest_of(PROBLEM, GOOD)
+    guard = FirstRuns(SPEC, lambda _: TARGET, "fake_first_runs:FakeRunner", lambda _: MACHINE)
+    for schedule in (GOOD, packed):
+        assert guard(CPU, plan, path, schedule, SIZES)
     assert not was_tried(tmp_path)
 
 

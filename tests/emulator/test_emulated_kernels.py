@@ -13,7 +13,7 @@ from hopper_cases import GOLDEN, hopper, problem_of
 from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec
 
-GROUP = {"full-d256": 4}  # query heads per K/V head, where the spec says how many
+GROUP = {"full-d256": 4, "packed-heads": 6}  # query heads per K/V head where the spec says them
 CAUSAL = AttentionSpec(name="causal", head_dim=64, dtype="fp16", mask="causal")
 
 

@@ -31,6 +31,8 @@ SCHEDULES = (
     hopper(2, 128, 1, separate_out=True, scheduler="dynamic"),
     hopper(3, 64, 2, separate_out=True, scheduler="static"),
     hopper(2, 64, 2, separate_out=True, scheduler="static", q_buffers=2),
+    hopper(2, 64, 2, separate_out=True, scheduler="dynamic", packed_heads=4),
+    hopper(3, 64, 1, separate_out=True, packed_heads=2),
 )
 
 

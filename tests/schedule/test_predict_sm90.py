@@ -10,7 +10,8 @@ import pytest
 
 from flashgen.problem import Problem
 from flashgen.schedule import sm90
-from flashgen.schedule.model import Bucket, Schedule, Scheduler, Sm90
+from flashgen.schedule.best import best_of
+from flashgen.schedule.model import Bucket, Schedule, Scheduler, Sm90, bucket_of
 from flashgen.schedule.predict import predict, predicted_time_us
 from flashgen.schedule.predict_sm90 import heads_abreast, likely_spills
 from flashgen.schedule.roofline import roofline
@@ -92,6 +93,19 @@ def test_a_program_for_each_tile_begins_anew_each_time() -> None:
 def test_output_through_qs_buffer_delays_the_next_tile() -> None:
     shared = hopper(separate_out=False)
     assert us(shared, square(1024, batch=16)) > us(hopper(), square(1024, batch=16))
+
+
+@pytest.mark.parametrize("group", [6, 8])
+def test_heads_that_share_tiles_pay_where_rows_are_few(group: int) -> None:
+    apart, packed = hopper(), hopper(packed_heads=8)
+    few, many = (Shape(4, 8 * group, 8, q_len, 16384) for q_len in (8, 4096))
+    assert us(packed, few, mask=[]) < 0.6 * us(apart, few, mask=[])
+    assert us(packed, many, mask=[]) > 0.99 * us(apart, many, mask=[])
+    found = [predict(problem(mask=[]), each, few) for each in (apart, packed)]
+    assert [each.programs for each in found] == [4 * 8 * group, 4 * 8]
+    best = best_of("gluon_sm90", problem(heads={"group": group}), bucket_of(8, 16384))
+    assert best is not None
+    assert best.packed_heads > 1
 
 
 def test_more_warpgroups_hide_more_of_a_softmax() -> None:

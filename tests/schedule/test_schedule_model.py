@@ -35,14 +35,19 @@ HOPPER = Schedule(
 )
 
 
+PACKED = dataclasses.replace(HOPPER, sm90=Sm90(scheduler="dynamic", packed_heads=8))
+
+
 def test_schedule_round_trips_through_json() -> None:
     capped = dataclasses.replace(SCHEDULE, maxnreg=128, kernel="single_tile")
-    for schedule in (SCHEDULE, capped, HOPPER):
+    for schedule in (SCHEDULE, capped, HOPPER, PACKED):
         assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
         assert pickle.loads(pickle.dumps(schedule)) == schedule
     names = [field.name for field in dataclasses.fields(Schedule)]
     assert list(HOPPER.to_dict()) == names
     assert list(SCHEDULE.to_dict()) == [name for name in names if name != "sm90"]
+    assert PACKED.to_dict()["sm90"] == {**Sm90(scheduler="dynamic").to_dict(), "packed_heads": 8}
+    assert "packed_heads" not in HOPPER.to_dict()["sm90"]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,7 @@ def test_schedule_round_trips_through_json() -> None:
             "schedule.sm90.scheduler: must be one of grid, static, dynamic (got 'random')",
         ),
         ({"q_buffers": 0}, "schedule.sm90.q_buffers: must be a positive integer (got 0)"),
+        ({"packed_heads": 0}, "schedule.sm90.packed_heads: must be a positive integer (got 0)"),
         ({"group_mb": 2.5}, "schedule.sm90.group_mb: must be a positive integer (got 2.5)"),
         ({"separate_out": 1}, "schedule.sm90.separate_out: must be true or false (got 1)"),
     ],
@@ -72,6 +78,18 @@ def test_schedule_prints_on_one_line() -> None:
     assert str(HOPPER) == (
         "gluon_sm90 192x128 16 warps 4 stages dynamic 2 q buffers own output buffer 4 MiB abreast"
     )
+    assert str(PACKED) == (
+        "gluon_sm90 192x128 16 warps 4 stages dynamic output through q's buffer 32 MiB abreast "
+        "8 heads a tile"
+    )
+
+
+def test_heads_that_share_tiles_have_fewer_positions_in_each() -> None:
+    assert (SCHEDULE.positions, HOPPER.positions, PACKED.positions) == (128, 192, 24)
+    assert SCHEDULE.tile_heads(12, 2) == HOPPER.tile_heads(12, 2) == 12
+    assert PACKED.tile_heads(12, 2) == 2
+    assert PACKED.tile_heads(40, 2) == 6  # groups of 20 are 8, 8 and 4
+    assert PACKED.tile_heads(0, 0) == 0
 
 
 def test_schedules_sort_also_with_and_without_a_register_cap() -> None:

@@ -88,6 +88,39 @@ def test_inputs_and_sinks_are_handed_to_the_roles() -> None:
     assert sm90.smem_bytes(hopper(2, 128, 2), sinks) == 82488
 
 
+# Of a group of 8 whose heads share tiles: q's and the output's have an axis more.
+PACKED: tuple[tuple[int, Schedule, bool, int], ...] = (
+    (128, hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8), True, 197528),
+    (128, hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8), False, 197528),
+    (64, hopper(3, 128, 4, packed_heads=8), True, 156308),
+    (64, hopper(3, 128, 4, packed_heads=8), False, 156292),
+    (256, hopper(2, 64, 2, packed_heads=4), True, 197160),
+    (
+        128,
+        hopper(2, 128, 2, "static", separate_out=True, q_buffers=2, packed_heads=8),
+        True,
+        229992,
+    ),
+)
+
+
+@pytest.mark.parametrize(("head_dim", "schedule", "has_lse", "smem"), PACKED)
+def test_shared_memory_where_heads_share_tiles(
+    head_dim: int, schedule: Schedule, smem: int, *, has_lse: bool
+) -> None:
+    grouped = problem(head_dim=head_dim, heads={"group": 8})
+    assert sm90.smem_bytes(schedule, grouped, return_lse=has_lse) == smem
+
+
+@pytest.mark.parametrize(("has_lse", "smem"), [(True, 197544), (False, 197528)])
+def test_shared_memory_where_heads_share_tiles_of_a_causal_mask(
+    smem: int, *, has_lse: bool
+) -> None:
+    schedule = hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8)
+    causal = problem(mask="causal", heads={"group": 8})
+    assert sm90.smem_bytes(schedule, causal, return_lse=has_lse) == smem
+
+
 def test_the_budget_asks_the_family() -> None:
     schedule = hopper(2, 128, 2)
     needs = budget_for(problem(), schedule)
@@ -169,6 +202,46 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
     ),
     (hopper(2, 128, 4), {"head_dim": 128}, "smem_bytes: needs 295528 B, target has 232448 B"),
     (hopper(3, 128, 1), {"head_dim": 128}, ""),
+    (hopper(2, 64, 2, packed_heads=8), {"heads": {"group": 6}}, ""),
+    (hopper(2, 64, 2, packed_heads=64), {}, ""),
+    (
+        hopper(2, 64, 2, packed_heads=8),
+        {"heads": {"group": 4}},
+        "packed_heads: must be at most 4 (got 8)",
+    ),
+    (hopper(2, 64, 2, packed_heads=128), {}, "packed_heads: must be at most 64 (got 128)"),
+    (hopper(2, 64, 2, packed_heads=6), {}, "packed_heads: must be a power of two (got 6)"),
+    (
+        hopper(2, 64, 2, packed_heads=2),
+        {"score": {"bias": {"tensor": "rel"}}, "inputs": REL},
+        "packed_heads where tiles of the score are loaded: not served",
+    ),
+    (
+        hopper(2, 64, 2, direct_out=True, packed_heads=2),
+        {},
+        "packed_heads of direct_out: not served",
+    ),
+    (
+        hopper(2, 64, 2, packed_heads=2),
+        {"mask": {"same": "doc"}, "inputs": DOC},
+        "packed_heads of documents: not served",
+    ),
+    (
+        hopper(2, 64, 2, packed_heads=2),
+        {
+            "mask": {"expr": "k >= q - reach[h]"},
+            "inputs": {"reach": {"shape": ["q_heads"], "dtype": "int32"}},
+        },
+        "packed_heads of key ranges for each head: not served",
+    ),
+    (
+        hopper(2, 64, 2, packed_heads=2),
+        {
+            "mask": {"expr": "k >= q - reach[hk]"},
+            "inputs": {"reach": {"shape": ["kv_heads"], "dtype": "int32"}},
+        },
+        "",
+    ),
     (
         hopper(3, 64, 1),
         {"head_dim": 256},
@@ -246,6 +319,44 @@ def test_other_gpus_and_short_lengths_have_none_of_it() -> None:
         "short lengths of gluon_sm90: not served"
     )
     assert check(GOOD, problem(), bucket_of(4096, 4096)) is None
+
+
+SHAPES = [{"batch": 1, "q_heads": 12, "kv_heads": 2, "q_len": 9, "kv_len": 4000}]
+# Fields of a spec, and the numbers of heads that share tiles where rows are few.
+PACKINGS: tuple[tuple[dict[str, Any], set[int]], ...] = (
+    ({"heads": {"group": 8}}, {2, 4, 8}),
+    ({"heads": {"group": 6}}, {2, 4, 8}),
+    ({"heads": {"group": 128}}, {2, 4, 8, 16, 32, 64}),
+    ({"heads": {"group": 1}}, set()),
+    ({"shapes": SHAPES}, {2, 4, 8}),
+    ({"heads": {"group": 8}, "mask": {"same": "doc"}, "inputs": DOC}, set()),
+)
+
+
+@pytest.mark.parametrize(("fields", "expected"), PACKINGS)
+def test_few_rows_are_served_by_heads_that_share_tiles(
+    fields: dict[str, Any], expected: set[int]
+) -> None:
+    grouped, short = problem(**fields), bucket_of(9, 4000)
+    found = enumerate_space(grouped, short, ("gluon_sm90",))
+    assert {s.packed_heads for s in found.feasible} == expected
+    assert len(found.feasible) + len(found.rejections) == len([*sm90.grid(grouped, short)])
+    assert not any(s.sm90 and s.sm90.direct_out for s in found.feasible)
+    why = unserved("gluon_sm90", grouped, short)
+    assert why == (None if expected else "short lengths of gluon_sm90: not served")
+    many = enumerate_space(grouped, ANY, ("gluon_sm90",)).feasible
+    assert {s.packed_heads for s in many} == {1}
+    assert not [*sm90.grid(grouped, bucket_of(9, 100))]
+
+
+def test_few_rows_need_heads_that_share_tiles() -> None:
+    """A group that the spec leaves to the call is served: the number of heads is the schedule's."""
+    packed, short = hopper(2, 64, 2, packed_heads=4), bucket_of(9, 4000)
+    assert check(packed, problem(), short) is None
+    assert str(check(GOOD, problem(), short)) == "short lengths of gluon_sm90: not served"
+    in_one_tile = str(check(packed, problem(), bucket_of(9, 100)))
+    assert in_one_tile == "short lengths of gluon_sm90: not served"
+    assert dict(choose(problem(), packed))[short] == packed
 
 
 def test_a_triton_without_gluon_has_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def test_an_entry_of_the_family_reads_back_and_is_of_the_published_format(tmp_pa
 
 def test_a_familys_own_fields_are_parameters_of_its_trials() -> None:
     common = set(parameters(DEFAULT))
-    own = {"consumers", "scheduler", "q_buffers", "separate_out", "group_mb"}
+    own = {"consumers", "scheduler", "q_buffers", "separate_out", "group_mb", "packed_heads"}
     assert set(parameters(BEST)) == common | own
     assert (parameters(DEFAULT)["hopper"], parameters(BEST)["hopper"]) == (0, 1)
     values: dict[str, set[int]] = {}
@@ -268,6 +268,25 @@ def test_short_rows_are_tuned_with_triton_alone() -> None:
     assert {each.family for each in measurer.measured} == {"triton"}
     assert found.results[0].case.hopper_digest == ""
     assert sm90.is_short(found.results[0].case.bucket)
+
+
+def test_short_rows_of_a_group_are_tuned_with_heads_that_share_tiles(tmp_path: Path) -> None:
+    def most_packed_wins(schedule: Schedule) -> float:
+        return hopper_wins_anywhere(schedule) / schedule.packed_heads
+
+    grouped = SPEC.replace(heads={"group": 4}, shapes=[])
+    short = [{"batch": 1, "q_heads": 16, "kv_heads": 4, "q_len": 9, "kv_len": 2048}]
+    found, measurer = tune(most_packed_wins, grouped, trials=24, shapes=short)
+    (kept,) = found.table.entries if found.table else ()
+    assert kept.schedule.packed_heads == 4
+    assert {each.packed_heads for each in measurer.measured} == {1, 2, 4}
+    assert {each.packed_heads for each in measurer.measured if each.family == HOPPER} == {2, 4}
+    assert found.table is not None
+    write_table(tmp_path / "tuned.json", found.table)
+    assert read_table(tmp_path / "tuned.json") == found.table
+    jsonschema.validate(json.loads((tmp_path / "tuned.json").read_text("utf-8")), table_schema())
+    plan, _ = choose.plan(grouped, TARGET, has_lse=False)
+    assert dict(plan.choices)[kept.bucket] == kept.schedule
 
 
 NONE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
