@@ -101,7 +101,7 @@ _IN_MODULE = frozenset(
     "attend_tile attend_tiles_piped as_operand beside_rows fast_tanh first_softmax fragment "
     "from_on from_view in_place in_view is_odd keep kept_number mma_v2 nan_wins place_of ramp "
     "register_column store_lse taken tanh_of thread_column up_to walk walk_again "
-    "consumer document_keys "
+    "consumer document_keys same_ids "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )
