@@ -41,9 +41,9 @@ PLAIN: tuple[Row, ...] = (
 # Variants with schedules of their own; the others take those of plain attention.
 VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
     "documents": (
+        schedule(2, 128, 2, "dynamic", separate_out=True),
         schedule(2, 64, 4, "dynamic", separate_out=True),
         schedule(2, 64, 2, "grid"),
-        schedule(2, 128, 2, "dynamic", separate_out=True),
     ),
     "bias": (
         schedule(2, 64, 3, "dynamic", separate_out=True),
