@@ -75,7 +75,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], Schedule]] = {
             "mask": ["causal", {"same": "doc"}],
             "inputs": {"doc": {"shape": ["batch", "kv_len"], "dtype": "int32"}},
         },
-        hopper(2, 64, 4, **DYNAMIC),
+        LONG,
     ),
     "prefix": (
         {

@@ -51,9 +51,9 @@ NARROW: tuple[Schedule, ...] = (
 )
 VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
     "documents": (
+        schedule(2, 128, 2, "dynamic", separate_out=True),
         *NARROW,
         schedule(2, 64, 4, "dynamic", separate_out=True),
-        schedule(2, 128, 2, "dynamic", separate_out=True),
     ),
     "bias": (
         schedule(2, 64, 3, "dynamic", separate_out=True),

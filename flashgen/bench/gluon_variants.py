@@ -183,7 +183,7 @@ VARIANTS: tuple[Variant, ...] = (
             "mask": ["causal", {"same": "doc"}],
             "inputs": {"doc": {"shape": ["batch", "kv_len"], "dtype": "int32"}},
         },
-        own=schedule(2, 64, 4, "dynamic", separate_out=True),
+        own=schedule(2, 128, 2, "dynamic", separate_out=True),
     ),
     Variant(
         "prefix-d128",

@@ -57,6 +57,7 @@ class ScanText:
 
     name: str
     row_variable: str
+    key_variable: str
     row_exists: str
     key_statement: str
     keys_per_step: int
@@ -181,6 +182,7 @@ def _scan_text(scan: Scan, spec: AttentionSpec, printer: TritonPrinter) -> ScanT
     return ScanText(
         name=scan.name,
         row_variable=printer.names[scan.row_read],
+        key_variable=printer.names[scan.key_read],
         row_exists=" & ".join(["row_exists", *(f"({c})" for c in conditions)]),
         key_statement=input_read(
             scan.key_read, "ids", spec, keys, in_tile="scan_exists"

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy as sp
+from sympy.logic.boolalg import Boolean
 
 from flashgen.codegen.bounds import Bounds, Positions, bounds_text, positions, span_expressions
 from flashgen.codegen.expr import TritonPrinter, clear_denominators
-from flashgen.codegen.gluon import GluonText, TileText, gluon_text
+from flashgen.codegen.gluon import GluonText, IdsText, TileText, gluon_text
 from flashgen.codegen.gluon_score import gluon_score
 from flashgen.codegen.host import (
     Argument,
@@ -35,12 +36,12 @@ from flashgen.codegen.reads import (
     reads_of,
     variables_for,
 )
-from flashgen.codegen.row_limits import mask_text
+from flashgen.codegen.row_limits import OWN_LAST, by_own_keys, mask_text, same_document
 from flashgen.codegen.score import QK, Score, score_expression, score_text
 from flashgen.dtypes import get_dtype
 from flashgen.passes.inputs import EXTENTS
 from flashgen.passes.score_tile import score_tile
-from flashgen.passes.visibility import Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST, visibility
+from flashgen.passes.visibility import Q_FIRST, Q_LAST, ROW_FIRST, ROW_LAST, Scan, visibility
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule
 from flashgen.schedule.on_chip import installed_triton
@@ -190,17 +191,20 @@ def context(
     heavy_last = any(span.heavy_last for span in seen.spans)
     gluon, portable = None, ""
     if any(schedule.family == "gluon_sm90" for _, schedule in choices):
+        scan = seen.spans[0].scan if bounds.scan else None
+        limits = by_own_keys(predicate, scan) if scan else predicate
         gluon = gluon_text(
             spec,
             dense=dense,
             extents=extents,
             has_lse=has_lse,
             score=gluon_score(score, problem, printer),
-            mask=mask_text(predicate, printer),
+            mask=mask_text(limits, printer),
             tile=_tile_text(spec, names, printer),
+            ids=_ids_text(scan, spec, predicate, [limits, score], printer) if scan else None,
             bounds=bounds,
             reads=loads,
-            in_mask=frozenset(names[read] for read in reads_of([predicate])),
+            in_mask=frozenset(names[read] for read in reads_of([limits])),
             masks_keys=predicate != sp.true,
             heavy_last=heavy_last,
             packs=any(schedule.packed_heads > 1 for _, schedule in choices),
@@ -277,6 +281,29 @@ def _tile_text(
         tensor=host_name(found.tensor.name),
         place=(first, second),
         new_axes=("[None, None]", "[None]", "")[len(given)],
+    )
+
+
+def _ids_text(
+    scan: Scan,
+    spec: AttentionSpec,
+    predicate: Boolean,
+    elsewhere: Sequence[sp.Basic],
+    printer: TritonPrinter,
+) -> IdsText:
+    """elsewhere: what else may read ids: the mask by each row's limits, and the score."""
+    ids = {scan.row_read, scan.key_read} - set(reads_of(elsewhere))
+    tensor = spec.input(scan.name)
+    strides = [f"stride_{scan.name}_{n}" for n, extent in enumerate(tensor.shape) if extent != 1]
+    return IdsText(
+        tensor=host_name(scan.name),
+        name=scan.name,
+        element=get_dtype(tensor.dtype).triton_name,
+        stride=strides[-1],
+        strides=tuple(strides[:-1]),
+        same=printer.doprint(same_document(predicate, scan)),
+        alone=tuple(sorted(printer.names[read] for read in ids)),
+        has_last=OWN_LAST in elsewhere[0].free_symbols,
     )
 
 

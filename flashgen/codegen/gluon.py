@@ -53,6 +53,26 @@ class TileText:
 
 
 @dataclass(frozen=True)
+class IdsText:
+    """Document ids, where a mask has some.
+
+    tensor: the host's name; element: what it is made of; stride: that of the last axis in the
+    kernel, for which the host sees to it that it is 1; strides: the others; same: that a row's and
+    a key's id are equal; alone: variables that nothing else names; has_last: whether a row needs
+    the last key of its document beside the first.
+    """
+
+    tensor: str
+    name: str
+    element: str
+    stride: str
+    strides: tuple[str, ...]
+    same: str
+    alone: tuple[str, ...]
+    has_last: bool
+
+
+@dataclass(frozen=True)
 class GluonText:
     """Parameters and conditions of the Hopper kernel, as text.
 
@@ -76,6 +96,7 @@ class GluonText:
     mask: MaskText
     tanh: Tanh
     tile: TileText | None
+    ids: IdsText | None
     partial: str
     roles: tuple[tuple[int, int, list[int], list[int]], ...]
     packs: bool
@@ -140,6 +161,7 @@ def gluon_text(
     in_mask: frozenset[str],
     mask: MaskText,
     tile: TileText | None,
+    ids: IdsText | None,
     masks_keys: bool,
     heavy_last: bool,
     packs: bool,
@@ -156,23 +178,25 @@ def gluon_text(
     groups = [[*lse, ("next_tile_ptr", "next_tile")], _OPERANDS, *captured, keys, sizes, counts]
     bounds_words = _words(" ".join(map(str, bounds.spans)))
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
+    of_tile = ("own_first", "own_last", "full_hi") if ids else ()
     bases = [f"{r.variable}_base" for r in reads if r.base_statement]
     stored = ["lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len"]
     if packs and spec.heads.group is None:
         stored.append("gqa_group")
     return GluonText(
         api=api_of(version),
-        parameters=parameters_of(groups),
+        parameters=parameters_of(_without_strides_of_ids(groups, ids)),
         inputs=inputs,
         sizes=(*parameters_of([sizes]).names, *tiles),
         stored=tuple(n for n in stored if has_lse and ("sink" not in n or n in inputs)),
-        local=("b", "h", "hk", "row_idx", "row_exists", "q_idx", *row_variables, *bases),
+        local=("b", "h", "hk", "row_idx", "row_exists", "q_idx", *row_variables, *bases, *of_tile),
         in_bounds=tuple(r.variable for r in reads if r.variable in bounds_words),
         in_mask=tuple(sorted(in_mask)),
         score=score,
         mask=mask,
         tanh=TANH[spec.dtype.q],
         tile=tile,
+        ids=ids,
         partial=_partial(bounds) if masks_keys else "",
         roles=tuple(
             (n, programs, [*[4] * (n - 1), 1], [*[consumer] * (n - 1), producer])
@@ -193,6 +217,18 @@ _OPERANDS = [
     ],
 ]
 _OPERAND_GROUPS = 5  # of `parameter_groups`: pointers, and strides of q, k, v and out
+
+
+def _without_strides_of_ids(
+    groups: Sequence[Sequence[tuple[str, str]]], ids: IdsText | None
+) -> list[list[tuple[str, str]]]:
+    """Of ids that are only compared the kernel before leaves address and strides."""
+    only_compared = ids is not None and len(ids.alone) == _READS_OF_IDS
+    unused = {*ids.strides, ids.stride} if ids is not None and only_compared else set()
+    return [[p for p in group if p[0].split(":")[0] not in unused] for group in groups]
+
+
+_READS_OF_IDS = 2  # a row's and a key's
 
 
 def _partial(bounds: Bounds) -> str:

@@ -102,7 +102,7 @@ _IN_MODULE = frozenset(
     "from_on from_view in_place in_view is_odd keep kept_number mma_v2 nan_wins place_of ramp "
     "register_column store_lse taken tanh_of thread_column up_to walk walk_again "
     "late swap_in_quads swap_operands in_sixteen_bytes store_directly "
-    "consumer document_keys head_in_tile head_of is_head position_of queries_of query_map "
+    "consumer document_keys same_ids head_in_tile head_of is_head position_of queries_of query_map "
     "kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )

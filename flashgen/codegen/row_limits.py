@@ -21,10 +21,15 @@ from sympy.printing.precedence import PRECEDENCE
 
 from flashgen.codegen.bounds import NARROWED
 from flashgen.codegen.expr import TritonPrinter
-from flashgen.codegen.integers import size
+from flashgen.codegen.integers import RANGES, size
+from flashgen.passes.visibility import Scan
 from flashgen.spec import symbolic as sym
 
 MAX_LIMIT = 2**30  # less a position, which is under 2**29, it stays within 32 bits
+
+
+# First and last key of the document that a row belongs to, where its keys lie side by side.
+OWN_FIRST, OWN_LAST = sp.symbols("own_first own_last", integer=True, nonnegative=True)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ class MaskText:
 
 def mask_text(predicate: Boolean, printer: TritonPrinter) -> MaskText:
     """Limits as text; `last` also ends with the keys."""
+    own: dict[sp.Basic, str] = {symbol: symbol.name for symbol in (OWN_FIRST, OWN_LAST)}
+    printer = TritonPrinter({**printer.names, **own}, printer.helpers, precise=printer.precise)
+    printer.ranges.update(dict.fromkeys(own, RANGES[sym.K]))
     found = row_limits(predicate)
     end = printer.doprint(sym.KV_LEN - 1)
     of_row = _narrow(found.last, printer) if found.last is not None else ""
@@ -73,6 +81,25 @@ def _narrow(limit: sp.Expr, printer: TritonPrinter) -> str:
     if size(limit, printer.ranges) <= MAX_LIMIT:
         return str(printer.parenthesize(limit, PRECEDENCE["Add"]))
     return NARROWED.format(printer.doprint(limit))
+
+
+def same_document(predicate: Boolean, scan: Scan) -> sp.Eq:
+    """The part of the predicate that compares ids."""
+    sides = {scan.row_read, scan.key_read}
+    return next(part for part in predicate.atoms(sp.Eq) if set(part.args) == sides)
+
+
+def by_own_keys(predicate: Boolean, scan: Scan) -> Boolean:
+    """The predicate where each document's keys lie side by side, the row's own among them.
+
+    before: doc[b, q] == doc[b, k] & k <= q       after: own_first <= k & k <= q
+    """
+    last = row_limits(predicate).last
+    ends = () if last is None else sp.Min.make_args(last)
+    own = sym.K >= OWN_FIRST
+    if not any((sym.Q - end).is_nonnegative for end in ends):
+        own = sp.And(own, sym.K <= OWN_LAST)
+    return predicate.xreplace({same_document(predicate, scan): own})
 
 
 def row_limits(predicate: Boolean) -> RowLimits:

@@ -10,11 +10,13 @@ from typing import Any
 import sympy as sp
 
 from flashgen.dtypes import get_dtype
+from flashgen.passes.inputs import collapse_broadcasts
 from flashgen.passes.score_tile import score_tile
 from flashgen.passes.visibility import Span, visibility
 from flashgen.problem import Problem
 from flashgen.schedule.model import SCHEDULERS, Bucket, Rejection, Schedule, Sm90, bucket_of
 from flashgen.spec import symbolic as sym
+from flashgen.spec.model import AttentionSpec
 
 # (consumer warpgroups, programs on an SM) -> registers a thread of a consumer and of the producer:
 # 64 Ki of an SM.
@@ -300,6 +302,17 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
     yield _given_to_roles(problem, own, return_lse=return_lse)
 
 
+def _only_compared_as_ids(spec: AttentionSpec) -> frozenset[str]:
+    """The input of a document scan, where nothing else reads it."""
+    seen = visibility(spec)
+    scan = next((span.scan for span in seen.spans if span.scan), None)
+    if scan is None:
+        return frozenset()
+    others = collapse_broadcasts(sym.score_expression(spec), spec).atoms(sp.Indexed)
+    others |= seen.predicate.atoms(sp.Indexed) - {scan.row_read, scan.key_read}
+    return frozenset({scan.name} - {str(read.base) for read in others})
+
+
 BARRIER = 8
 SLOT = 2 * 32 * 4
 OPERANDS = 16 * 8  # pointers and strides of q, k and v, for a second walk
@@ -320,7 +333,10 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
         rings += 3
         wide += 1
     wide += any(span.scan is not None for span in spans)
+    only_ids = _only_compared_as_ids(spec)
     for declared in spec.inputs:
+        if declared.name in only_ids:
+            continue  # a kernel before leaves its address beside the keys that rows see
         if not declared.shape:
             integers += 1
             continue

@@ -84,6 +84,10 @@ def test_inputs_and_sinks_are_handed_to_the_roles() -> None:
     assert sm90.smem_bytes(dynamic, alibi) == 197544
     bias = problem(score={"bias": {"tensor": "rel"}}, inputs=REL)
     assert sm90.smem_bytes(hopper(2, 64, 2, "dynamic", separate_out=True), bias) == 164920
+    documents = problem(mask=["causal", {"same": "doc"}], inputs=DOC)
+    assert sm90.smem_bytes(dynamic, documents) == 197544
+    scored = documents.spec.replace(score=[{"expr": "s + doc[b, k]"}])
+    assert sm90.smem_bytes(dynamic, Problem(scored, documents.target)) == 197560
     sinks = problem(head_dim=64, sink="per_head")
     assert sm90.smem_bytes(hopper(2, 128, 2), sinks) == 82488
 

@@ -12,7 +12,7 @@ spec
     doc: {shape: [batch, kv_len], dtype: int32}
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x64 12 warps 4 stages dynamic own output buffer 32 MiB abreast, 197624 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197544 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -259,18 +259,25 @@ def attention_fwd(
     tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
-@triton.jit(do_not_specialize=range(6))
+@triton.jit(do_not_specialize=range(7))
 def document_keys(
+    next_tile_ptr,
     doc_ptr, stride_doc_0: tl.int64, stride_doc_1: tl.int64,
     keys_ptr,
     q_len: tl.int32, kv_len: tl.int32,
     BLOCK_M: tl.constexpr,
 ):
-    """Keys [first, stop) that some of BLOCK_M rows may see, and [first, stop) of those that all see."""
+    """Which keys each BLOCK_M rows may see, which of these all of them see, and limits of each row."""
     pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(next_tile_ptr, 0)
+        address = keys_ptr.to(tl.pointer_type(tl.int64))
+        tl.store(address, doc_ptr.to(tl.int64))
+        tl.store(address + 1, stride_doc_0)
     row_tiles = tl.cdiv(q_len, BLOCK_M)
     m_tile = pid % row_tiles
     b = (pid // row_tiles).to(tl.int64)
+    stride_doc_1 = 1  # the host sees to that
     row_first = m_tile * BLOCK_M
     row_last = tl.minimum(row_first + BLOCK_M, q_len) - 1
     rows = tl.arange(0, BLOCK_M)
@@ -288,35 +295,72 @@ def document_keys(
     stop_key = tl.maximum(tl.minimum(q_last + 1, kv_len), 0)
     stop_key = tl.where(q_last >= 0, stop_key, 0)
 
-    # Keys whose doc can equal a row's: first and last hit, and whether all between are hits.
+    # Rows with a key of their own, and which of them are of one document. A NaN equals nothing.
     id_exists = row_exists & (q_idx >= 0)
-    id_min = tl.min(tl.where(id_exists, doc_at_q, 2147483647))
-    id_max = tl.max(tl.where(id_exists, doc_at_q, -2147483648))
-    first_hit = stop_key
-    last_hit = -1
-    num_hits = 0
-    for start in tl.range(first_key, stop_key, 4096):
-        scan_idx = start + tl.arange(0, 4096)
-        scan_exists = scan_idx < stop_key
+    has_key = id_exists & (q_idx < kv_len)
+    q_from = tl.min(tl.where(has_key, q_idx, kv_len))
+    q_to = tl.max(tl.where(has_key, q_idx, -1))
+    near_idx = q_from + tl.arange(0, BLOCK_M)[None, :]
+    near_exists = near_idx <= q_to
+    near_ids = tl.load(
+        doc_ptr + b * stride_doc_0 + near_idx * stride_doc_1,
+        mask=near_exists,
+        other=0,
+    )
+    both = has_key & near_exists
+    same = both & (doc_at_q == near_ids)
+    own_first = tl.min(tl.where(same, near_idx, kv_len), 1)[:, None]
+    own_last = tl.max(tl.where(same, near_idx, -1), 1)[:, None]
+    num_changes = tl.sum((both & (near_idx == q_idx + 1) & ~same).to(tl.int32))
+    num_descents = tl.sum((both & (near_idx > q_idx) & (doc_at_q > near_ids)).to(tl.int32))
+    num_odd = tl.sum((id_exists & (~has_key | (own_first == kv_len))).to(tl.int32))
+
+    # Keys whose doc can equal a row's: first and last hit, and whether all between belong to these
+    # documents, before the rows to the first one and after them to the last.
+    two_ids = (num_changes <= 1) & (num_odd == 0) & (q_from <= q_to)
+    first_id = tl.sum(tl.where(has_key & (q_idx == q_from), doc_at_q, 0))
+    last_id = tl.sum(tl.where(has_key & (q_idx == q_to), doc_at_q, 0))
+    lowest_id = tl.min(tl.where(id_exists, doc_at_q, 2147483647))
+    highest_id = tl.max(tl.where(id_exists, doc_at_q, -2147483648))
+    scan_first = tl.minimum(first_key, q_from)
+    scan_stop = tl.maximum(stop_key, q_to + 1)
+    first_hits = tl.full([2048], kv_len, tl.int32)
+    last_hits = tl.full([2048], -1, tl.int32)
+    num_good = tl.zeros([2048], tl.int32)
+    for start in tl.range(scan_first, scan_stop, 2048):
+        scan_idx = start + tl.arange(0, 2048)
+        scan_exists = scan_idx < scan_stop
         ids = tl.load(
             doc_ptr + b * stride_doc_0 + scan_idx * stride_doc_1,
             mask=scan_exists,
             other=0,
         )
-        hit = scan_exists & (ids >= id_min) & (ids <= id_max)
-        first_hit = tl.minimum(first_hit, tl.min(tl.where(hit, scan_idx, stop_key)))
-        last_hit = tl.maximum(last_hit, tl.max(tl.where(hit, scan_idx, -1)))
-        num_hits += tl.sum(hit.to(tl.int32))
-    first_key = first_hit
-    stop_key = last_hit + 1
-    one_id = (id_min == id_max) & (num_hits == stop_key - first_key)
-    tl.store(keys_ptr + 4 * pid, first_key)
-    tl.store(keys_ptr + 4 * pid + 1, stop_key)
+        is_first, is_last = ids == first_id, ids == last_id
+        between = (ids >= lowest_id) & (ids <= highest_id)
+        hit = scan_exists & tl.where(two_ids, is_first | is_last, between)
+        good = hit & (is_first | (scan_idx >= q_from)) & (is_last | (scan_idx <= q_to))
+        first_hits = tl.where(hit, tl.minimum(first_hits, scan_idx), first_hits)
+        last_hits = tl.where(hit, scan_idx, last_hits)
+        num_good += good.to(tl.int32)
+    first_hit = tl.min(first_hits)
+    last_hit = tl.max(last_hits)
+    is_whole = tl.sum(num_good) == last_hit + 1 - first_hit
+    in_order = is_whole & (two_ids | (num_descents == 0)) & (num_odd == 0)
+    first_key = tl.maximum(first_key, first_hit)
+    stop_key = tl.minimum(stop_key, last_hit + 1)
+    own_first = tl.where(own_first == q_from, first_hit, own_first)
+    own_last = tl.where(own_last == q_to, last_hit, own_last)
     full_first = 0
     full_stop = tl.maximum(tl.minimum(q_first + 1, kv_len), 0)
     full_stop = tl.where(q_first >= 0, full_stop, 0)
-    tl.store(keys_ptr + 4 * pid + 2, tl.maximum(full_first, first_key))
-    tl.store(keys_ptr + 4 * pid + 3, tl.where(one_id, tl.minimum(full_stop, stop_key), 0))
+    full_first = tl.maximum(full_first, tl.max(tl.where(has_key, own_first, 0)))
+    full_stop = tl.minimum(full_stop, tl.min(tl.where(has_key, own_last, kv_len)) + 1)
+    record = keys_ptr + 16 + 68 * pid
+    tl.store(record, first_key)
+    tl.store(record + 1, stop_key)
+    tl.store(record + 2, tl.where(in_order, full_first, 1 << 30))
+    tl.store(record + 3, tl.where(in_order, full_stop, -(1 << 30)))
+    tl.store(record + 4 + rows[:, None], tl.where(in_order, own_first, 0))
 
 
 ROWS = gl.constexpr(64)  # query rows of a consumer warpgroup: what one WGMMA instruction has
@@ -454,6 +498,14 @@ def up_to(scores, last, BLOCK_N: gl.constexpr):
     """-inf in the columns after `last`."""
     VIEW: gl.constexpr = by_thread(BLOCK_N)
     is_seen = register_column(VIEW, BLOCK_N) <= beside_rows(last, VIEW) - thread_column(VIEW)
+    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+
+
+@gluon.jit
+def from_on(scores, first, BLOCK_N: gl.constexpr):
+    """-inf in the columns before `first`."""
+    VIEW: gl.constexpr = by_thread(BLOCK_N)
+    is_seen = register_column(VIEW, BLOCK_N) >= beside_rows(first, VIEW) - thread_column(VIEW)
     return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
 
 
@@ -640,11 +692,11 @@ def key_tiles(row_first, keys_ptr, q_len, b, NUM_ROWS: gl.constexpr, BLOCK_N: gl
     [full_lo, full_hi) completely."""
     row_tiles = gl.cdiv(q_len, ROWS)
     tile = gl.minimum(row_first // ROWS, row_tiles - 1)
-    found = keys_ptr + 4 * (b.to(gl.int64) * row_tiles + tile)
+    found = keys_ptr + 16 + 68 * (b.to(gl.int64) * row_tiles + tile)
     first_key = gl.load(found)
     stop_key = gl.load(found + 1)
     for other in gl.static_range(1, NUM_ROWS // ROWS):
-        beside = found + 4 * gl.minimum(other, row_tiles - 1 - tile)
+        beside = found + 68 * gl.minimum(other, row_tiles - 1 - tile)
         first_key = gl.minimum(first_key, gl.load(beside))
         stop_key = gl.maximum(stop_key, gl.load(beside + 1))
     full_first = gl.load(found + 2)
@@ -658,17 +710,41 @@ def key_tiles(row_first, keys_ptr, q_len, b, NUM_ROWS: gl.constexpr, BLOCK_N: gl
 
 
 @gluon.jit
-def masked(scores, n_start, doc_ptr, stride_doc_0, stride_doc_1, kv_len, b, q_idx, doc_at_q, BLOCK_N: gl.constexpr):
-    """-inf where a row does not see a key."""
-    kv_idx = n_start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, accumulator(BLOCK_N)))[None, :]
-    kv_exists = kv_idx < kv_len
+def same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, HALF: gl.constexpr, BLOCK_N: gl.constexpr):
+    """-inf where a key of half a tile has another id than the row, compared pair by pair. Ids of a
+    whole tile are more than the registers hold beside scores, probs and acc."""
+    VIEW: gl.constexpr = by_thread(BLOCK_N)
+    address = keys_ptr.to(gl.pointer_type(gl.int64))
+    doc_ptr = gl.load(address).to(gl.pointer_type(gl.int32))
+    stride_doc_0 = gl.load(address + 1)
+    stride_doc_1 = 1  # the host sees to that
+    column = register_column(VIEW, BLOCK_N)
+    is_here = (column >= HALF * (BLOCK_N // 2)) & (column < (HALF + 1) * (BLOCK_N // 2))
+    kv_idx = n_start + thread_column(VIEW) + column
+    kv_exists = (kv_idx < kv_len) & is_here
+    doc_at_q = gl.load(
+        doc_ptr + b * stride_doc_0 + q_idx * stride_doc_1,
+        mask=row_exists & (q_idx >= 0),
+        other=0,
+    )
     doc_at_k = gl.load(doc_ptr + b * stride_doc_0 + kv_idx * stride_doc_1, mask=kv_exists, other=0)
-    scores = gl.where(doc_at_q == doc_at_k, scores, float("-inf"))
+    doc_at_q = beside_rows(doc_at_q, VIEW)
+    is_seen = (doc_at_q == doc_at_k) | ~is_here
+    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+
+
+@gluon.jit
+def masked(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N: gl.constexpr):
+    """-inf where a row does not see a key."""
+    scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N)
     scores = up_to(
         scores,
         late(gl.where(q_idx >= 0, gl.minimum(q_idx, kv_len - 1), -1), n_start) - n_start,
         BLOCK_N,
     )
+    if full_hi < 0:  # documents whose keys lie scattered
+        scores = same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, 0, BLOCK_N)
+        scores = same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, 1, BLOCK_N)
     return scores
 
 
@@ -773,31 +849,31 @@ def place_of(
 
 @gluon.jit
 def first_softmax(
-    scores, n_start, b, row_first, dtype: gl.constexpr,
-    doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N: gl.constexpr,
+    scores, n_start, b, row_first, full_hi, dtype: gl.constexpr,
+    keys_ptr, q_len, kv_len, BLOCK_N: gl.constexpr,
 ):
     """probs of the rows' last key tile, as an operand; m_i, raise_at, l_i."""
     of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
     row_idx = row_first + of_tile[:, None]
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
-    doc_at_q = gl.load(
-        doc_ptr + b * stride_doc_0 + q_idx * stride_doc_1,
-        mask=row_exists & (q_idx >= 0),
-        other=0,
-    )
+    row_tiles = gl.cdiv(q_len, ROWS)
+    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+    own_keys += row_idx - row_first
+    own_first = gl.load(own_keys)
     zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
     m_i, raise_at, l_i = zeros, zeros + float("-inf"), zeros
     scores = masked(
         scores,
         n_start,
-        doc_ptr,
-        stride_doc_0,
-        stride_doc_1,
+        keys_ptr,
         kv_len,
         b,
+        row_exists,
         q_idx,
-        doc_at_q,
+        own_first,
+        full_hi,
         BLOCK_N,
     )
     probs, m_i, raise_at, l_i, _alpha = softmax_step(
@@ -810,7 +886,7 @@ def first_softmax(
 def walk(
     q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAPPED: gl.constexpr,
+    keys_ptr, q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
     """The rows' other key tiles, right to left: acc without the last one's share, and that one's
     probs; m_i, raise_at, l_i; its number in the rings."""
@@ -820,11 +896,11 @@ def walk(
     row_idx = row_first + of_tile[:, None]
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
-    doc_at_q = gl.load(
-        doc_ptr + b * stride_doc_0 + q_idx * stride_doc_1,
-        mask=row_exists & (q_idx >= 0),
-        other=0,
-    )
+    row_tiles = gl.cdiv(q_len, ROWS)
+    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+    own_keys += row_idx - row_first
+    own_first = gl.load(own_keys)
     for step in range(1, hi - lo):
         j = hi - 1 - step
         n_start = (hi - 1 - step) * BLOCK_N
@@ -845,19 +921,38 @@ def walk(
             scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
-        if (j < full_lo) | (j >= full_hi):  # partial: some rows do not see some keys
-            scores = masked(
+        if j >= full_hi:  # some rows do not see the last keys
+            scores = up_to(
                 scores,
-                n_start,
-                doc_ptr,
-                stride_doc_0,
-                stride_doc_1,
-                kv_len,
-                b,
-                q_idx,
-                doc_at_q,
+                late(gl.where(q_idx >= 0, q_idx, -1), n_start) - n_start,
                 BLOCK_N,
             )
+            if full_hi < 0:  # documents whose keys lie scattered
+                scores = same_ids(
+                    scores,
+                    n_start,
+                    keys_ptr,
+                    kv_len,
+                    b,
+                    row_exists,
+                    q_idx,
+                    0,
+                    BLOCK_N,
+                )
+        if j < full_lo:  # some rows do not see the first keys
+            scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N)
+            if full_hi < 0:  # documents whose keys lie scattered
+                scores = same_ids(
+                    scores,
+                    n_start,
+                    keys_ptr,
+                    kv_len,
+                    b,
+                    row_exists,
+                    q_idx,
+                    1,
+                    BLOCK_N,
+                )
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
         )
@@ -939,7 +1034,7 @@ def fragment(base, rows, cols, row_stride, col_stride, row_stop, col_stop):
 
 
 @gluon.jit
-def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, num_q_heads, gqa_group, q_len, kv_len):
+def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len):
     """Rows of a warpgroup over keys [first_key, stop_key), DIMS_AGAIN of the output's dims after the
     other: scores in natural units until the exponent, V kept from rows that do not see it."""
     BLOCK_N: gl.constexpr = KEYS_AGAIN
@@ -963,11 +1058,12 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     row_idx = row_first + of_tile[:, None]
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
-    doc_at_q = gl.load(
-        doc_ptr + b * stride_doc_0 + q_idx * stride_doc_1,
-        mask=row_exists & (q_idx >= 0),
-        other=0,
-    )
+    row_tiles = gl.cdiv(q_len, ROWS)
+    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+    own_keys += row_idx - row_first
+    own_first = gl.load(own_keys)
+    full_hi = -1  # ids are compared
     kept = operands.load(OPERANDS)
     q_base = kept_number(kept, 0).to(gl.pointer_type(dtype))
     q_base += b * kept_number(kept, 4) + h * kept_number(kept, 5)
@@ -1015,13 +1111,13 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
             scores = masked(
                 scores,
                 n_start,
-                doc_ptr,
-                stride_doc_0,
-                stride_doc_1,
+                keys_ptr,
                 kv_len,
                 b,
+                row_exists,
                 q_idx,
-                doc_at_q,
+                own_first,
+                full_hi,
                 BLOCK_N,
             )
             m_new = gl.maximum(m_i, gl.max(scores, 1))
@@ -1052,7 +1148,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                     num_finite,
                 )
             num_finite = gl.convert_layout(num_finite, SCORES, assert_trivial=True)
-            is_seen = masked(gl.zeros_like(scores), n_start, doc_ptr, stride_doc_0, stride_doc_1, kv_len, b, q_idx, doc_at_q, BLOCK_N) == 0.0
+            is_seen = masked(gl.zeros_like(scores), n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N) == 0.0
             probs = gl.where(
                 (num_finite < gl.cdiv(HEAD_DIM_V, DIMS_AGAIN) * DIMS_AGAIN) & is_seen,
                 float("nan"),
@@ -1074,7 +1170,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
 @gluon.jit
 def store_rows(
     acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
-    lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
+    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
     CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
@@ -1086,7 +1182,7 @@ def store_rows(
             t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
         )
         walk_again(
-            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, num_q_heads, gqa_group, q_len, kv_len
+            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len
         )
     else:
         store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len)
@@ -1105,7 +1201,7 @@ def store_rows(
 def attend_tile(
     t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
@@ -1129,12 +1225,12 @@ def attend_tile(
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, b, row_first, v_smem.dtype, doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N
+        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
     )
     acc, probs, m_i, raise_at, l_i, n = walk(
         q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first,
         k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-        doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N, STAGES, OVERLAPPED,
+        keys_ptr, q_len, kv_len, BLOCK_N, STAGES, OVERLAPPED,
     )
     if SEPARATE_OUT or DIRECT_OUT:
         release(q_empty, mine, CONSUMERS)
@@ -1146,7 +1242,7 @@ def attend_tile(
     n += 1
     store_rows(
         acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-        lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT,
+        lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT,
     )
     if not (SEPARATE_OUT or DIRECT_OUT):  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
@@ -1160,7 +1256,7 @@ def attend_tile(
 def attend_tiles_piped(
     t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, DIRECT_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
@@ -1183,14 +1279,14 @@ def attend_tiles_piped(
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, b, row_first, v_smem.dtype, doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N
+        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
     )
     while t < num_tiles:
         q_tile = rows_of(q_smem, i * CONSUMERS + WARPGROUP, RING)
         acc, probs, m_i, raise_at, l_i, n = walk(
             q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first,
             k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-            doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N, STAGES, True,
+            keys_ptr, q_len, kv_len, BLOCK_N, STAGES, True,
         )
         release(q_empty, i * CONSUMERS + WARPGROUP, RING)
         t_done, b_done, h_done, row_done = t, b, h, row_first
@@ -1224,7 +1320,7 @@ def attend_tiles_piped(
         scores = warpgroup_mma_wait(1, deps=[scores_due])
         release(k_empty, first, STAGES, exists)
         next_probs, m_i, raise_at, l_i = first_softmax(
-            scores, (hi - 1) * BLOCK_N, b, row_first, v_smem.dtype, doc_ptr, stride_doc_0, stride_doc_1, q_len, kv_len, BLOCK_N
+            scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
         )
         acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
         probs = next_probs
@@ -1235,7 +1331,7 @@ def attend_tiles_piped(
         n = first
         store_rows(
             acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT,
+            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT,
         )
 
 
@@ -1243,7 +1339,7 @@ def attend_tiles_piped(
 def consumer(
     out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
@@ -1255,14 +1351,14 @@ def consumer(
         attend_tile(
             t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
             WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
         )
     elif Q_BUFFERS > 1:
         attend_tiles_piped(
             t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
             q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-            lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
             WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, DIRECT_OUT, SCHEDULER,
         )
     else:
@@ -1270,7 +1366,7 @@ def consumer(
             n = attend_tile(
                 t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
                 WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
             )
             t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
@@ -1278,12 +1374,12 @@ def consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "stride_qb", "stride_qh", "stride_qm", "stride_kb", "stride_kh", "stride_kn", "stride_vb", "stride_vh", "stride_vn", "stride_ob", "stride_oh", "stride_om", "doc_ptr", "stride_doc_0", "stride_doc_1", "keys_ptr", "num_q_heads", "gqa_group", "q_len", "kv_len", "num_m_tiles", "tiles_abreast", "num_heads", "heads_abreast", "num_tiles"])
+@gluon.jit(do_not_specialize=["lse_ptr", "next_tile_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "stride_qb", "stride_qh", "stride_qm", "stride_kb", "stride_kh", "stride_kn", "stride_vb", "stride_vh", "stride_vn", "stride_ob", "stride_oh", "stride_om", "doc_ptr", "keys_ptr", "num_q_heads", "gqa_group", "q_len", "kv_len", "num_m_tiles", "tiles_abreast", "num_heads", "heads_abreast", "num_tiles"])
 def attention_fwd_sm90(
     q_desc, k_desc, v_desc, out_desc,
     lse_ptr, next_tile_ptr,
     q_ptr, k_ptr, v_ptr, out_ptr, stride_qb: gl.int64, stride_qh: gl.int64, stride_qm: gl.int64, stride_kb: gl.int64, stride_kh: gl.int64, stride_kn: gl.int64, stride_vb: gl.int64, stride_vh: gl.int64, stride_vn: gl.int64, stride_ob: gl.int64, stride_oh: gl.int64, stride_om: gl.int64,
-    doc_ptr, stride_doc_0: gl.int64, stride_doc_1: gl.int64,
+    doc_ptr,
     keys_ptr,
     num_q_heads: gl.int32, gqa_group: gl.int32, q_len: gl.int32, kv_len: gl.int32,
     num_m_tiles: gl.int32, tiles_abreast: gl.int32, num_heads: gl.int32, heads_abreast: gl.int32, num_tiles: gl.int32,
@@ -1322,13 +1418,13 @@ def attention_fwd_sm90(
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
@@ -1347,13 +1443,13 @@ def attention_fwd_sm90(
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
@@ -1372,19 +1468,19 @@ def attention_fwd_sm90(
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
@@ -1403,25 +1499,25 @@ def attention_fwd_sm90(
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
                 out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, doc_ptr, stride_doc_0, stride_doc_1, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 3, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
@@ -1440,7 +1536,7 @@ SM_COUNT = 132  # of NVIDIA H200 SXM
 
 # q_len up to, kv_len up to (None: any) -> kernel and its options. First match wins.
 SCHEDULES = (
-    (None, None, attention_fwd_sm90, dict(BLOCK_N=64, CONSUMERS=2, STAGES=4, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, DIRECT_OUT=False, OVERLAPPED=True, PROGRAMS_PER_SM=1, num_warps=4, group_mb=32)),
+    (None, None, attention_fwd_sm90, dict(BLOCK_N=128, CONSUMERS=2, STAGES=2, Q_BUFFERS=1, SCHEDULER="dynamic", SEPARATE_OUT=True, DIRECT_OUT=False, OVERLAPPED=True, PROGRAMS_PER_SM=1, num_warps=4, group_mb=32)),
 )
 
 # Of attention_fwd, which serves tensors that TMA cannot take, and the CPU.
@@ -1472,16 +1568,19 @@ def run(kernel, options, q, k, v, doc, out, lse):
                 num_tiles,
                 SM_COUNT * options["PROGRAMS_PER_SM"],
             )
-            empty = torch.zeros if options["SCHEDULER"] == "dynamic" else torch.empty
-            next_tile = empty(1, dtype=torch.int32, device=q.device)
+            next_tile = torch.empty(1, dtype=torch.int32, device=q.device)
+            if doc.stride(-1) != 1:
+                doc = doc.contiguous()
             row_tiles = triton.cdiv(q_len, 64)
-            keys = torch.empty(4 * batch * row_tiles, dtype=torch.int32, device=q.device)
+            keys = torch.empty(16 + 68 * batch * row_tiles, dtype=torch.int32, device=q.device)
             document_keys[(batch * row_tiles,)](
+                next_tile,
                 doc, doc.stride(0), doc.stride(1),
                 keys,
                 q_len, kv_len,
                 BLOCK_M=64,
-                num_warps=4,
+                num_warps=8,
+                maxnreg=128,  # two programs on an SM: 16384 rows at once
             )
             kernel[(programs,)](
                 tensor_map(q, 64, 128),
@@ -1490,7 +1589,7 @@ def run(kernel, options, q, k, v, doc, out, lse):
                 tensor_map(out, 64, 128),
                 lse, next_tile,
                 q, k, v, out, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(1), out.stride(2),
-                doc, doc.stride(0), doc.stride(1),
+                doc,
                 keys,
                 num_q_heads, gqa_group, q_len, kv_len,
                 num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
