@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flashgen.bench.fa_cases import GRID, FaCase
-from flashgen.bench.gluon_variants import SCHEDULES, schedule, shared
+from flashgen.bench.gluon_variants import schedule, shared
 from flashgen.schedule.model import Schedule
 
 
@@ -31,16 +31,42 @@ class Row:
         )
 
 
+SHORT, LONG = (0, 2048), (2048, 2**30)
 PLAIN: tuple[Row, ...] = (
-    Row(64, (schedule(3, 128, 4, "dynamic", direct_out=True),), lengths=(2048, 2**30)),
-    Row(64, (schedule(3, 128, 4, "grid", direct_out=True),), causal=True, lengths=(4096, 2**30)),
+    Row(64, (schedule(3, 128, 4, "dynamic", direct_out=True),), lengths=LONG),
     Row(64, (shared("dynamic", 32),)),
-    Row(64, (shared("dynamic", 4), shared("static", 4)), lengths=(0, 2048)),
-    Row(64, (schedule(4, 64, 4, "dynamic", direct_out=True, group_mb=4),), lengths=(0, 2048)),
-    Row(128, SCHEDULES[128][:3]),
-    Row(128, (schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=4),), lengths=(0, 2048)),
-    Row(128, SCHEDULES[128][3:]),
-    Row(256, SCHEDULES[256]),
+    Row(64, (shared("dynamic", 4),), lengths=SHORT),
+    Row(
+        64,
+        (schedule(4, 64, 4, "dynamic", direct_out=True, group_mb=4),),
+        causal=False,
+        lengths=SHORT,
+    ),
+    Row(128, (schedule(3, 64, 3, "dynamic", separate_out=True),)),
+    Row(128, (schedule(3, 64, 4, "dynamic", direct_out=True),), lengths=LONG),
+    Row(
+        128,
+        (
+            schedule(3, 64, 3, "static", separate_out=True, group_mb=4),
+            schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=4),
+        ),
+        lengths=SHORT,
+    ),
+    Row(128, (schedule(2, 128, 2, "dynamic", separate_out=True),)),
+    Row(
+        128,
+        (schedule(2, 128, 2, "static", separate_out=True, q_buffers=2, group_mb=4),),
+        lengths=SHORT,
+    ),
+    Row(
+        256,
+        (
+            schedule(2, 64, 2, "dynamic", direct_out=True),
+            schedule(2, 64, 2, "dynamic", direct_out=True, group_mb=4),
+        ),
+    ),
+    Row(256, (schedule(2, 64, 2, "static", direct_out=True, group_mb=4),), lengths=SHORT),
+    Row(256, (schedule(2, 64, 2, "grid"),), lengths=LONG),
 )
 
 # Variants with schedules of their own; the others take those of plain attention.
@@ -74,7 +100,7 @@ VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
 WIDE_CASES: tuple[str, ...] = tuple(f"grid/d{d}/n8192/causal" for d in (64, 128, 256))
 WIDE: Mapping[int, tuple[Schedule, ...]] = {
     64: (
-        schedule(3, 128, 4, "static", direct_out=True),
+        schedule(3, 128, 4, "grid", direct_out=True),
         schedule(3, 64, 4, "dynamic", direct_out=True),
         shared("dynamic", 4),
         schedule(2, 128, 4, "dynamic", separate_out=True),

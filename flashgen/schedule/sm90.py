@@ -296,7 +296,7 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
     yield from [BARRIER * schedule.num_stages] * 4
     if own.scheduler == "dynamic":
         yield SLOT
-        yield from [BARRIER * 2] * 2
+        yield from [BARRIER * 2] * (1 + (own.q_buffers > 1))
     yield OPERANDS
     yield ODD * schedule.consumers
     yield _given_to_roles(problem, own, return_lse=return_lse)
@@ -330,7 +330,7 @@ def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
     integers += any(span.heavy_last for span in spans)  # which counts tiles from the last
     wide = int(return_lse) + 2 * (spec.sink != "none")
     if own.scheduler == "dynamic":
-        rings += 3
+        rings += 2 + (own.q_buffers > 1)  # with one q buffer that is empty when the slot is
         wide += 1
     wide += any(span.scan is not None for span in spans)
     only_ids = _only_compared_as_ids(spec)

@@ -205,10 +205,10 @@ def _features(schedule: Schedule) -> list[float]:
     own = schedule.sm90
     if own is not None:
         static, dynamic = (float(own.scheduler == each) for each in ("static", "dynamic"))
-        piped, apart = float(own.q_buffers > 1), float(own.separate_out)
-        direct, shared = float(own.direct_out), float(own.programs_per_sm > 1)
+        m += math.log2(own.programs_per_sm)  # rows of an SM
+        piped, apart = float(own.q_buffers > 1), float(own.separate_out or own.direct_out)
         group, packed = math.log2(own.group_mb), math.log2(own.packed_heads)
-        own_kinds = [static, dynamic, piped, apart, direct, shared, group, packed]
+        own_kinds = [static, dynamic, piped, apart, group, packed]
         return [m, n, s, *own_kinds, m * n, n * s, static * group]
     base = [m, n, w, s, float(schedule.maxnreg is not None)]
     kinds = [float(schedule.loop_order == "flash1"), float(schedule.kernel == "single_tile")]

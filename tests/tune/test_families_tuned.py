@@ -140,7 +140,10 @@ def test_an_entry_of_the_family_reads_back_and_is_of_the_published_format(tmp_pa
 
 def test_a_familys_own_fields_are_parameters_of_its_trials() -> None:
     common = set(parameters(DEFAULT))
-    own = {"consumers", "scheduler", "q_buffers", "separate_out", "group_mb", "packed_heads"}
+    own = {
+        *("consumers", "scheduler", "q_buffers", "separate_out", "direct_out", "group_mb"),
+        *("packed_heads", "overlapped", "programs_per_sm"),
+    }
     assert set(parameters(BEST)) == common | own
     assert (parameters(DEFAULT)["hopper"], parameters(BEST)["hopper"]) == (0, 1)
     values: dict[str, set[int]] = {}
@@ -149,7 +152,7 @@ def test_a_familys_own_fields_are_parameters_of_its_trials() -> None:
             values.setdefault(name, set()).add(value)
     assert values["scheduler"] == {0, 1, 2}
     assert values["q_buffers"] == {1, 2}
-    assert values["consumers"] == {2, 3}
+    assert values["consumers"] == {2, 3, 4}
     assert len({tuple(parameters(each).items()) for each in OURS}) == len(OURS)
 
 

@@ -42,7 +42,7 @@ def tune(measurer: FakeMeasurer | None = None, spec: AttentionSpec = SPEC, **oth
 
 
 def test_what_was_found_is_in_the_users_table_and_in_the_next_plan() -> None:
-    found = tune(trials=50)
+    found = tune(trials=120)  # a fifth of the space, what a search has by itself
     assert found.path == table_path(settings.user_tables_dir(), TARGET.id, SPEC.display_name)
     assert found.table is not None
     (kept,) = found.table.entries
@@ -52,7 +52,7 @@ def test_what_was_found_is_in_the_users_table_and_in_the_next_plan() -> None:
     assert kept.speedup > 1
     assert kept.unit == "TFLOP/s"
     assert 0 < kept.bound_us < kept.time_us
-    assert 12 <= kept.trials <= 50
+    assert 12 <= kept.trials <= 120
     plan, _ = choose.plan(SPEC, TARGET, has_lse=True)
     assert dict(plan.choices)[BUCKET] == OPTIMUM
 

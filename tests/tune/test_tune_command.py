@@ -62,7 +62,7 @@ def put(value: Table) -> Path:
 def test_a_table_on_the_terminal_and_one_in_the_cache(
     measurer: FakeMeasurer, spec: str, golden: Callable[[str, str], None]
 ) -> None:
-    told = run(spec, "--trials", "50")
+    told = run(spec, "--trials", "120")
     assert told.exit_code == 0, told.output
     path = table_path(settings.user_tables_dir(), TARGET.id, "tuned")
     assert read_table(path).entries[0].schedule == OPTIMUM

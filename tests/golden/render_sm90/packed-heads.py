@@ -16,7 +16,7 @@ spec
   sink: per_head
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast 8 heads a tile, 197576 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast 8 heads a tile, 197544 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -709,7 +709,8 @@ def producer(
             )
             if SCHEDULER == "dynamic":  # claimed when the loads of this tile are out: earlier costs 4%
                 t = gl.atomic_add(next_tile_ptr, 1) + gl.num_programs(0)
-                mbarrier.wait(t_empty.index(i % 2), ((i // 2) & 1) ^ 1)
+                if Q_BUFFERS > 1:
+                    mbarrier.wait(t_empty.index(i % 2), ((i // 2) & 1) ^ 1)
                 slot = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
                 t_smem.index(i % 2).store(slot + t)
                 release(t_full, i, 2)
@@ -719,12 +720,15 @@ def producer(
 
 
 @gluon.jit
-def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr):
-    """The query tile after tile t, number i of this program."""
+def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr, Q_BUFFERS: gl.constexpr):
+    """The query tile after tile t, number i of this program.
+
+    With one q buffer its slot is free again when q's buffer of tile i is."""
     if SCHEDULER == "dynamic":
         wait_full(t_full, i, 2)
         t = gl.max(t_smem.index(i % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-        release(t_empty, i, 2)
+        if Q_BUFFERS > 1:
+            release(t_empty, i, 2)
     else:
         t += gl.num_programs(0)
     return t
@@ -1200,7 +1204,7 @@ def attend_tiles_piped(
         t_done, b_done, h_done, row_done = t, b, h, row_first
 
         # Without a next tile it computes on what is left in the buffers, for nothing.
-        t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
+        t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER, Q_BUFFERS)
         i += 1
         exists = t < num_tiles
         b, h, row_first, lo, full_lo, full_hi, hi, _all_lo, all_hi = place_of(
@@ -1277,7 +1281,7 @@ def consumer(
                 lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
                 WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, PACKED_HEADS,
             )
-            t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER)
+            t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER, Q_BUFFERS)
             i += 1
     tma.store_wait(0)
 
@@ -1309,7 +1313,9 @@ def attention_fwd_sm90(
     v_empty = barriers(STAGES, CONSUMERS)
     t_smem = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     t_full = barriers(2, 1)
-    t_empty = barriers(2, CONSUMERS)
+    t_empty = t_full
+    if Q_BUFFERS > 1:
+        t_empty = barriers(2, CONSUMERS)
     operands = keep((
         q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm,
         stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
