@@ -1,6 +1,6 @@
 """What a launch of the family gluon_sm90 costs on its SMs; `predict.py` adds memory and the launch.
 
-An SM holds one program, whose consumer warpgroups each walk the key tiles of their own 64 rows:
+An SM holds one program or two, whose consumer warpgroups each walk the key tiles of their own 64 rows:
 positions of one head, or fewer of each of `packed_heads`, which share the walk. A
 step of one of them is two matmuls and a softmax. Other warpgroups' matmuls hide softmaxes, the
 better the more warpgroups there are: matmul and softmax add up as a p-norm, with p by their number.
@@ -8,10 +8,10 @@ That gives the family's share of the peak rate by head dim, 0.6 at 64, 0.76 at 1
 (for long sequences without a mask). What tiles of queries cost beside their steps depends on who
 hands them out: a program for each tile begins anew each time, one that stays loads ahead.
 
-`HopperCosts` was fitted to 188 times measured on an H200 (`benchmarks/nvidia-h200/fa-paper.json`
-and `gluon-first.md`: three head dims, 512 to 16k keys, causal or not, windows, scores): 4% off in
-the mean square, 13% at the most, but for documents, whose ids it does not see. It stands for other
-Hopper GPUs until those are measured.
+`HopperCosts` was fitted to 338 times measured on an H200 (two runs of suite `fa-paper`, of which
+`benchmarks/nvidia-h200/fa-paper.json` is the later: three head dims, 512 to 16k keys, causal or
+not, windows, scores): 4.4% off in the mean square, 25% at the most (softcap), but for documents,
+whose ids it does not see. It stands for other Hopper GPUs until those are measured.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ class HopperCosts:
     """Cycles and rates that no catalogue has. Rates are per cycle and SM."""
 
     overlap: Mapping[int, float] = field(  # consumer warpgroups of an SM -> p of the p-norm
-        hash=False, default_factory=lambda: {2: 2.05, 3: 2.6, 4: 2.6}
+        hash=False, default_factory=lambda: {2: 1.8, 3: 2.365, 4: 2.75}
     )
-    in_turn: float = 1.12  # of a step whose products do not overlap
-    direct_out: float = 500.0  # a query tile's: stores that nothing hides
-    half_tile: float = 0.04  # more of matmul where a step has 64 keys: q is read for half as many
-    step: float = 155.0  # barriers of a key tile, for each warpgroup
-    ring: float = 30.0  # a step's, for one stage: that more are a little better was not measured
+    in_turn: float = 1.06  # of a step whose products do not overlap
+    direct_out: float = 1570.0  # a query tile's: stores that nothing hides
+    half_tile: float = 0.006  # more of matmul where a step has 64 keys: q is read for half as many
+    crowding: float = 0.023  # of the time of a step's copy: it meets the operands in shared memory
+    step: float = 56.0  # barriers of a key tile, for each warpgroup
+    ring: float = 6.0  # a step's, for one stage: that more are a little better was not measured
     # What a query tile costs beside its steps and half of its rows in and out.
     tile: Mapping[Scheduler, float] = field(
-        hash=False, default_factory=lambda: {"grid": 7500.0, "static": 2750.0, "dynamic": 3300.0}
+        hash=False, default_factory=lambda: {"grid": 7950.0, "static": 2540.0, "dynamic": 3300.0}
     )
-    piped: float = 240.0  # less: the next tile's first scores come under this tile's last product
-    shared_out: float = 3200.0  # a program that stays waits for output to leave q's buffer
+    piped: float = 64.0  # less: the next tile's first scores come under this tile's last product
+    shared_out: float = 5150.0  # a program that stays waits for output to leave q's buffer
     exps: float = 16.0
     instructions: float = 128.0
-    softmax: float = 1.0  # instructions a score beside its exponential
-    operation: float = 2.3  # instructions for each operation of the score pipeline
-    mask: float = 9.0  # instructions a score of a partial tile
-    dense_bytes: float = 5.7  # of inputs with an element for each score: loads that nothing hides
-    l2_bytes: float = 44.0
+    softmax: float = 1.4  # instructions a score beside its exponential
+    operation: float = 1.3  # instructions for each operation of the score pipeline
+    mask: float = 3.6  # instructions a score of a partial tile
+    dense_bytes: float = 25.0  # of inputs with an element for each score: loads that nothing hides
+    l2_bytes: float = 42.0
     load_latency: float = 850.0
 
 
@@ -146,12 +147,13 @@ def _step(
     p = costs.overlap.get(consumers, 1.0)
     if schedule.block_n < 128:
         matmul *= 1 + costs.half_tile
+    copy = schedule.block_n * dims * problem.kv_elem_bytes / costs.l2_bytes
     step = (matmul**p + softmax**p) ** (1 / p) + costs.step + costs.ring / schedule.num_stages
     step *= 1.0 if own.overlapped else costs.in_turn
-    copy = own.programs_per_sm * schedule.block_n * dims * problem.kv_elem_bytes / costs.l2_bytes
+    step += costs.crowding * copy / schedule.consumers
     ahead = (schedule.num_stages - 1) * step * consumers
     step += max(0.0, costs.load_latency + copy - ahead) / consumers
-    return matmul, softmax, copy, max(step, copy / consumers)
+    return matmul, softmax, copy, max(step, copy / schedule.consumers)
 
 
 def _dense_bytes(problem: Problem) -> float:

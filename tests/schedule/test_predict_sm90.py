@@ -130,7 +130,7 @@ def test_score_work_and_inputs_for_each_score_are_counted() -> None:
     plain = us(hopper(2, 64), square(4096))
     assert us(hopper(2, 64), square(4096), score=[{"softcap": 50.0}]) > 1.3 * plain
     bias = us(hopper(2, 64), square(4096), score=[{"bias": {"tensor": "rel"}}], inputs=dense)
-    assert bias > 1.5 * plain
+    assert bias > 1.3 * plain
 
 
 # As ptxas of Triton 3.7 had it for plain attention: head dim, mask, schedule, whether it spilled.
