@@ -1,6 +1,7 @@
 """What a launch of the family gluon_sm90 costs on its SMs; `predict.py` adds memory and the launch.
 
-An SM holds one program or two, whose consumer warpgroups each walk the key tiles of their own 64 rows:
+An SM holds one program or two, whose consumer warpgroups each walk the key tiles of their own 64
+rows:
 positions of one head, or fewer of each of `packed_heads`, which share the walk. A
 step of one of them is two matmuls and a softmax. Other warpgroups' matmuls hide softmaxes, the
 better the more warpgroups there are: matmul and softmax add up as a p-norm, with p by their number.
