@@ -437,8 +437,8 @@ FAMILIES: dict[str, tuple[AttentionSpec, str, dict[str, int] | None, str]] = {
         AttentionSpec(head_dim=256, dtype="bf16"),
         "nvidia-h200",
         None,
-        "46 of 672 schedules of the grid fit; rejected: 560 for smem_bytes, 48 for regs_per_thread, "
-        "18 for smem_bytes of an SM",
+        "46 of 672 schedules of the grid fit; rejected: 560 for smem_bytes, 48 for "
+        "regs_per_thread, 18 for smem_bytes of an SM",
     ),
     "arch": (
         AttentionSpec(head_dim=64, dtype="bf16"),
