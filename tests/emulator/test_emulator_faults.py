@@ -32,9 +32,10 @@ def seen_wrong(tmp_path: Path, text: Callable[[str], str], seeds: int = 12) -> b
     )
 
 
+INDENT = 12 * " "  # of the loop over key tiles where products overlap
 RELEASE_V = """\
-        acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
-        release(v_empty, n, STAGES)
+            acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
+            release(v_empty, n, STAGES)
 """
 
 
@@ -50,7 +51,7 @@ def test_a_buffer_released_before_its_product_is_done_shows(tmp_path: Path) -> N
 
 
 def test_a_buffer_read_before_it_is_full_shows(tmp_path: Path) -> None:
-    text = replaced("        wait_full(v_full, n, STAGES)\n        acc_due", "        acc_due")
+    text = replaced(f"{INDENT}wait_full(v_full, n, STAGES)\n{INDENT}acc_due", f"{INDENT}acc_due")
     assert seen_wrong(tmp_path, text)
 
 
