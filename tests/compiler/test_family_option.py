@@ -194,7 +194,7 @@ def test_where_every_schedule_is_rejected_the_reasons_are_counted() -> None:
         "short lengths of gluon_sm90: not served"
     )
     assert best.why_none("gluon_sm90", tight, LONG) == (
-        "all are rejected, 214 for smem_bytes, 18 for regs_per_thread"
+        "all are rejected, 560 for smem_bytes, 48 for regs_per_thread, 18 for smem_bytes of an SM"
     )
 
 

@@ -145,7 +145,7 @@ def test_the_space_is_the_grid_cut_in_two(target: str, dtype: str) -> None:
 
 def test_rejections_are_grouped_by_reason() -> None:
     grouped = enumerate_space(problem_of(), LONG).grouped()
-    assert list(grouped) == ["smem_bytes", "smem_bytes of an SM", "regs_per_thread"]
+    assert list(grouped) == ["smem_bytes", "regs_per_thread", "smem_bytes of an SM"]
     assert all(why.required > why.limit for found in grouped.values() for _, why in found)
 
 

@@ -99,14 +99,14 @@ def test_the_fastest_of_both_families_is_the_entry() -> None:
 
 
 def test_the_model_learns_which_family_is_faster() -> None:
-    """After a few trials the others of the slower family are not asked for any more."""
+    """After a few trials most of what is asked for next is of the faster family."""
     for clock, fast in ((hopper_wins, HOPPER), (triton_wins, "triton")):
         known = {
             each: timed(each, clock(each)) for each in space_of(PROBLEM, case(), PREDICTED).first
         }
         free = [each for each in ALL_FEASIBLE if each not in known]
         order = ModelOrder(PREDICTED).order(known, free)
-        assert sum(each.family == fast for each in order[1:21]) >= 16
+        assert sum(each.family == fast for each in order[1:21]) >= 14
 
 
 def test_what_compilers_refuse_is_no_trial_and_what_hangs_is_one() -> None:

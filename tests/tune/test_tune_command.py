@@ -124,7 +124,9 @@ def test_ctrl_c_says_the_best_so_far_and_is_130(measurer: FakeMeasurer, spec: st
     measurer.on_measure = interrupt
     told = run(spec)
     assert told.exit_code == 130
-    assert re.search(r"best so far loop flash2 .* us, is kept\n  table: .*tuned\.json", told.stderr)
+    assert re.search(
+        r"best so far (loop flash2|gluon_sm90) .* us, is kept\n  table: .*tuned\.json", told.stderr
+    )
     assert read_table(table_path(settings.user_tables_dir(), TARGET.id, "tuned")).entries
 
 
