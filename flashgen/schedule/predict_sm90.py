@@ -1,10 +1,9 @@
 """What a launch of the family gluon_sm90 costs on its SMs; `predict.py` adds memory and the launch.
 
 An SM holds one program or two, whose consumer warpgroups each walk the key tiles of their own 64
-rows:
-positions of one head, or fewer of each of `packed_heads`, which share the walk. A
-step of one of them is two matmuls and a softmax. Other warpgroups' matmuls hide softmaxes, the
-better the more warpgroups there are: matmul and softmax add up as a p-norm, with p by their number.
+rows: positions of one head, or fewer of each of `packed_heads`, which share the walk. A step of one
+of them is two matmuls and a softmax. Other warpgroups' matmuls hide softmaxes, the better the more
+warpgroups there are: matmul and softmax add up as a p-norm, with p by their number.
 That gives the family's share of the peak rate by head dim, 0.6 at 64, 0.76 at 128, 0.85 at 256
 (for long sequences without a mask). What tiles of queries cost beside their steps depends on who
 hands them out: a program for each tile begins anew each time, one that stays loads ahead.
