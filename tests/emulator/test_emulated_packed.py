@@ -28,7 +28,7 @@ SPECS: dict[str, dict[str, Any]] = {
 LAST = hopper(2, 64, 2, **DYNAMIC, packed_heads=8)
 # Group -> heads that share a tile, as many as the spec's group allows; 1: known to the call alone.
 GROUPS = {4: 4, 8: 8, 6: 8, 1: 4}
-LENGTHS = ((1, 450), (5, 200), (8, 300), (17, 200), (64, 200), (130, 140))
+LENGTHS = ((1, 300), (5, 140), (8, 200), (17, 130), (64, 140), (130, 140))
 
 
 def spec_of(name: str, group: int | None) -> AttentionSpec:
