@@ -8,6 +8,7 @@ are not tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import sympy as sp
 
@@ -30,6 +31,7 @@ class ScoreTile:
     read: sp.Indexed
 
 
+@cache
 def score_tile(spec: AttentionSpec) -> ScoreTile | None:
     """The spec's tile; None where there is none, or several."""
     natural = collapse_broadcasts(sym.score_expression(spec), spec)

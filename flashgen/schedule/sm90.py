@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -217,7 +218,12 @@ def unserved(problem: Problem, bucket: Bucket | None = None) -> Iterator[Rejecti
     yield from _unserved(problem, searched=bucket is not None)
 
 
-def _unserved(problem: Problem, *, searched: bool) -> Iterator[Rejection]:
+@cache
+def _unserved(problem: Problem, *, searched: bool) -> tuple[Rejection, ...]:
+    return tuple(_reasons(problem, searched=searched))
+
+
+def _reasons(problem: Problem, *, searched: bool) -> Iterator[Rejection]:
     spec, target = problem.spec, problem.target
     if target.arch != "sm_90":
         yield Rejection(f"family gluon_sm90 on {target.arch}", 0, 0, "not served")
@@ -302,6 +308,7 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
     yield _given_to_roles(problem, own, return_lse=return_lse)
 
 
+@cache
 def _only_compared_as_ids(spec: AttentionSpec) -> frozenset[str]:
     """The input of a document scan, where nothing else reads it."""
     seen = visibility(spec)
