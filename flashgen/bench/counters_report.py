@@ -110,7 +110,12 @@ def _modelled(problem: Problem, schedule: Schedule, shape: Shape) -> tuple[Figur
     """The models of one call; a report is made again after each case."""
     spec = problem.spec
     seen = visits(
-        spec, shape, schedule.block_m, schedule.block_n, num_kv_splits=schedule.num_kv_splits or 1
+        spec,
+        shape,
+        schedule.block_m,
+        schedule.block_n,
+        num_kv_splits=schedule.num_kv_splits or 1,
+        kernel=schedule.kernel,
     )
     figures = budget_for(problem, schedule).figures(
         schedule,
