@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashgen.codegen.bounds import Bounds
-from flashgen.codegen.gluon_score import TANH, Tanh
+from flashgen.codegen.gluon_score import TANH, GluonScore, Tanh
 from flashgen.codegen.host import Parameters, parameter_groups, parameters_of
 from flashgen.codegen.reads import InputRead
 from flashgen.codegen.row_limits import MaskText
-from flashgen.codegen.score import Score
 from flashgen.schedule.on_chip import TritonVersion
 from flashgen.schedule.sm90 import REGISTERS
 from flashgen.spec.model import AttentionSpec
@@ -92,7 +91,7 @@ class GluonText:
     local: tuple[str, ...]
     in_bounds: tuple[str, ...]
     in_mask: tuple[str, ...]
-    score: Score
+    score: GluonScore
     mask: MaskText
     tanh: Tanh
     tile: TileText | None
@@ -113,7 +112,7 @@ class GluonText:
     @property
     def to_log2(self) -> str:
         """The factor from scores, as the lines leave them, to base 2."""
-        if self.changes_scores and self.score.folded:
+        if self.score.tilt or (self.changes_scores and self.score.folded):
             return self.score.scale_log2
         return self.score.to_log2
 
@@ -155,7 +154,7 @@ def gluon_text(
     dense: frozenset[str],
     extents: tuple[str, ...],
     has_lse: bool,
-    score: Score,
+    score: GluonScore,
     bounds: Bounds,
     reads: Sequence[InputRead],
     in_mask: frozenset[str],

@@ -3,11 +3,14 @@
 The unit that converts whole numbers and computes exp2 does 16 a cycle and SM, others 128 (CUDA
 programming guide, arithmetic instructions). A distance to a key therefore is a number of the row
 plus a constant for each column, in fp32 from the start; tanh is a polynomial where it can be.
+
+What the hot loop does for each pair counts, so a distance that is added (`Tilt`) is left to the
+softmax; the second walk has it as text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import sympy as sp
 
@@ -23,18 +26,42 @@ MAX_STEP = 2**10  # between keys: times the columns of a tile it is exact in fp3
 
 @dataclass(frozen=True)
 class Tanh:
-    """tanh(x) / x as a polynomial in x * x, for |x| up to 0.75; error: the largest, relative."""
+    """tanh(x) / x as a polynomial in x * x, for |x| up to 0.75, or without terms an instruction;
+    error: the largest, relative."""
 
     terms: tuple[float, ...]
     error: str
 
 
-# Least squares, reweighted until the error is level. Scores in fp16 have an error of 4.9e-4 of
-# their own, which sets the bound of lse; in bf16 8 times as much.
+# Scores in fp16 have an error of 4.9e-4 of their own, which sets the bound of lse; in bf16 8 times as
+# much. There the instruction will do: d128, 4k keys in 488 us, polynomials took 517 to 531 (H200). The
+# terms are of least squares, reweighted until the error is level.
 TANH: dict[str, Tanh] = {
-    "bf16": Tanh((0.99978519, -0.32629665, 0.09735535), "2.2e-4"),
+    "bf16": Tanh((), "4.9e-4"),
     "fp16": Tanh((0.99998898, -0.3326967, 0.12742693, -0.03545274), "1.2e-5"),
 }
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """base + slope * column added to the score: base and slope as text, of a row or of all rows.
+
+    base goes to the exponent with the maximum; to_raw: from slope to what raw q·k grows by with
+    each column. One FFMA a pair, where a score of its own takes two.
+    """
+
+    base: str
+    slope: str
+    to_raw: float
+
+
+@dataclass(frozen=True)
+class GluonScore(Score):
+    """lines: what happens to scores before the softmax, which does the rest; again: that rest as
+    text for the second walk, which takes scores in natural units."""
+
+    again: tuple[str, ...] = ()
+    tilt: Tilt | None = None
 
 
 class Ramp(sp.Function):
@@ -48,10 +75,12 @@ class GluonPrinter(TritonPrinter):
     """Prints what only this family has: ramps, and tanh of a whole tile."""
 
     def _print_Ramp(self, expr: Ramp) -> str:
-        base, slope = (
-            repr(float(part)) if part.is_number else self._print(part) for part in expr.args
-        )
+        base, slope = map(self.real, expr.args)
         return f"ramp({base}, {slope}, BLOCK_N)"
+
+    def real(self, part: sp.Expr) -> str:
+        """A number as one of fp32."""
+        return repr(float(part)) if part.is_number else str(self._print(part))
 
     def _print_tanh(self, expr: sp.tanh) -> str:
         if not expr.has(QK):
@@ -60,18 +89,45 @@ class GluonPrinter(TritonPrinter):
         return f"fast_tanh({self._print(rest)}, {float(factor)!r}, BLOCK_N)"
 
 
-def gluon_score(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> Score:
+def gluon_score(score: sp.Expr, problem: Problem, printer: TritonPrinter) -> GluonScore:
     """The score's text; a constant factor of the whole is left to the exponent."""
     own = GluonPrinter({**printer.names, N_START: "n_start"})
     own.ranges[N_START] = RANGES[sym.K]
+    return _with_tilt(score, problem, own) or _with_factor(score, problem, own)
+
+
+def _with_factor(score: sp.Expr, problem: Problem, own: GluonPrinter) -> GluonScore:
     factor, rest = score.as_coeff_Mul()
     if not (factor.is_positive and rest.has(QK)) or rest == QK:
         factor, rest = sp.Integer(1), score
-    found = score_text(with_ramps(rest), problem, own)
+    found = _extended(score_text(with_ramps(rest), problem, own))
     if factor == 1:
         return found
     scale = float(factor)
     return replace(found, folded=True, scale=repr(scale), scale_log2=repr(scale * LOG2_E))
+
+
+def _with_tilt(score: sp.Expr, problem: Problem, own: GluonPrinter) -> GluonScore | None:
+    """Of a multiple of raw q·k and something that grows evenly with the key."""
+    grown = with_ramps(score)
+    scale = grown.coeff(QK, 1)
+    others = sp.Add.make_args(grown - scale * QK)
+    ramps = [part for part in others if isinstance(part, Ramp)]
+    rest = sp.Add(*(part for part in others if part not in ramps))
+    if len(ramps) != 1 or not scale.is_positive or rest.has(QK, sym.K):
+        return None
+    base, slope = ramps[0].args
+    factor = float(scale)
+    return replace(
+        _extended(score_text(QK, problem, own)),
+        scale_log2=repr(factor * LOG2_E),
+        again=(f"scores = {own.doprint(grown)}",),
+        tilt=Tilt(own.real(base + rest), own.real(slope), 1 / factor),
+    )
+
+
+def _extended(score: Score) -> GluonScore:
+    return GluonScore(**{each.name: getattr(score, each.name) for each in fields(score)})
 
 
 def with_ramps(e: sp.Expr) -> sp.Expr:

@@ -99,7 +99,7 @@ _IN_MODULE = frozenset(
     "by_thread beside softmax_step scaled of_rows wait_full release fill rows_of skip tiles "
     "barriers query_tile key_tiles changed masked produce_tile producer next_tile store_rows "
     "attend_tile attend_tiles_piped as_operand beside_rows fast_tanh first_softmax fragment "
-    "from_on from_view in_place in_view is_odd keep kept_number mma_v2 nan_wins place_of ramp "
+    "from_on from_view in_place in_view is_odd keep beside_threads where_in_order kept_number mma_v2 nan_wins place_of ramp "
     "register_column store_lse taken tanh_of thread_column up_to walk walk_again "
     "late swap_in_quads swap_operands in_sixteen_bytes store_directly "
     "consumer document_keys same_ids head_in_tile head_of is_head position_of queries_of query_map "

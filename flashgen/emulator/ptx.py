@@ -117,6 +117,18 @@ def _exp2(numbers: torch.Tensor) -> torch.Tensor:
     return torch.where(result < 2.0**-126, 0.0, result)
 
 
+def _by_table(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """lop3: bit 4a + 2b + c of the table, for each bit."""
+    result = torch.zeros_like(a)
+    for row in range(8):
+        if int(table[0, 0]) >> row & 1:
+            terms = [x if row & bit else ~x for x, bit in ((a, 4), (b, 2), (c, 1))]
+            result = result | (terms[0] & terms[1] & terms[2])
+    return result
+
+
 def _neu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a != b) | a.isnan() | b.isnan()
 
@@ -129,6 +141,8 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "mov.b32": lambda a: a,
     "mov.u32": lambda a: a,
     "and.b32": lambda a, b: a & b,
+    "shr.s32": lambda a, by: a >> by,
+    "lop3.b32": _by_table,
     "setp.ne.u32": lambda a, b: a != b,
     "or.pred": lambda a, b: a | b,
     "and.pred": lambda a, b: a & b,

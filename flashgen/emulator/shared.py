@@ -29,6 +29,9 @@ class Shared:
     def index(self, number: Any) -> Shared:
         return Shared(self.data[int(number)], self.layout, self._machine)
 
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data.narrow(dim, start, length), self.layout, self._machine)
+
     def reshape(self, shape: Sequence[Any]) -> Shared:
         return Shared(self.data.view([int(n) for n in shape]), self.layout, self._machine)
 

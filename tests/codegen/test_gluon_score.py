@@ -10,7 +10,7 @@ import sympy as sp
 from property.masks import SCORES
 
 from flashgen.codegen.expr import TritonPrinter
-from flashgen.codegen.gluon_score import N_START, TANH, Ramp, gluon_score, with_ramps
+from flashgen.codegen.gluon_score import N_START, TANH, Ramp, Tilt, gluon_score, with_ramps
 from flashgen.codegen.score import QK, score_expression
 from flashgen.problem import Problem
 from flashgen.spec import symbolic as sym
@@ -39,7 +39,7 @@ def test_ramps_mean_what_they_replace(name: str) -> None:
     [
         ("s - 0.5 * abs(q - k)", "tl.abs(ramp("),
         ("s * exp(-0.25 * (q - k))", "ramp("),
-        ("s + k", "ramp(n_start, 1.0, BLOCK_N)"),
+        ("tanh(s + k)", "ramp(n_start, 1.0, BLOCK_N)"),
         ("s + (q - k) % 5", "floor_mod("),
         ("s + where(k < 5, 1.0, 0.0)", "tl.where(kv_idx < 5, 1, 0)"),
     ],
@@ -59,7 +59,37 @@ def test_a_factor_of_all_is_left_to_the_exponent() -> None:
     assert (found.folded, found.scale) == (True, "50.0")
 
 
-@pytest.mark.parametrize("dtype", TANH)
+@pytest.mark.parametrize(
+    ("expression", "base", "slope", "to_raw"),
+    [
+        ("s + k", "n_start", "1.0", 8.0),
+        ("s - 0.5 * (q - k)", "0.5 * (n_start - q_idx)", "0.5", 8.0),
+        ("4 * s + 3 * k", "3 * n_start", "3.0", 2.0),
+    ],
+)
+def test_a_distance_that_is_added_is_left_to_the_softmax(
+    expression: str, base: str, slope: str, to_raw: float
+) -> None:
+    asked = problem(score=[{"expr": expression}])
+    names = {QK: "scores", sym.K: "kv_idx", sym.Q: "q_idx"}
+    found = gluon_score(score_expression(asked), asked, TritonPrinter(names))
+    assert found.lines == ()
+    assert found.tilt is not None
+    assert found.tilt == Tilt(base, slope, to_raw)
+    assert f", {slope}, BLOCK_N)" in found.again[0]
+
+
+@pytest.mark.parametrize("expression", ["k - s", "s * k", "0 * s + k", "abs(s + k)", "s + k + bias[q, k]"])
+def test_no_tilt_where_raw_scores_are_not_a_positive_part_beside_it(expression: str) -> None:
+    given = {"bias": {"shape": ["q_len", "kv_len"], "dtype": "fp32"}} if "bias" in expression else {}
+    asked = problem(score=[{"expr": expression}], inputs=given)
+    names: dict[sp.Basic, str] = {QK: "scores", sym.K: "kv_idx", sym.Q: "q_idx"}
+    score = score_expression(asked)
+    names |= {read: "read" for read in score.atoms(sp.Indexed)}
+    assert gluon_score(score, asked, TritonPrinter(names)).tilt is None
+
+
+@pytest.mark.parametrize("dtype", [each for each in TANH if TANH[each].terms])
 def test_polynomials_of_tanh(dtype: str) -> None:
     x = np.linspace(1e-3, 0.75, 10_001)
     found = x * np.polyval(TANH[dtype].terms[::-1], x * x)
