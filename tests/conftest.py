@@ -39,6 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+@pytest.fixture(scope="session")
+def shared_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Machine code of all tests that ask for it, in all workers of pytest-xdist: seconds a kernel.
+
+    Apart from the user's, where a run before this one may have left something.
+    """
+    run = tmp_path_factory.getbasetemp()
+    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "triton"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden("errors/unknown-field.txt", text)`: `text` is what that golden file holds."""
