@@ -28,6 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """With `-n`, each worker begins with its share of the list in order, and takes from the others
+    when it is done: neighbours use the same modules, kernels and fixtures."""
+    if getattr(config.option, "dist", None) == "load":
+        config.option.dist = "worksteal"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
@@ -37,6 +45,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(scope="session")
+def shared_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Machine code of all tests that ask for it, in all workers of pytest-xdist: seconds a kernel.
+
+    Apart from the user's, where a run before this one may have left something.
+    """
+    run = tmp_path_factory.getbasetemp()
+    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "triton"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture

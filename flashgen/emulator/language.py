@@ -162,10 +162,16 @@ def _reduce(value: Value, axis: Any, combine: Callable[[Value, Value], Value]) -
 
 
 @cache
-def _places(bases: tuple[tuple[tuple[int, ...], ...], ...]) -> torch.Tensor:
-    """[registers, warps, lanes, axes]: the element that each register of each thread holds."""
-    registers, lanes, warps = (_combinations(each) for each in bases)
-    return registers[:, None, None] ^ warps[None, :, None] ^ lanes[None, None, :]
+def _places(layout: language.DistributedLinearLayout, shape: torch.Size) -> torch.Tensor:
+    """[registers, warps, lanes]: the element, by its number, that each register of each thread
+    holds."""
+    bases = (layout.reg_bases, layout.lane_bases, layout.warp_bases)
+    registers, lanes, warps = (_combinations(tuple(map(tuple, each))) for each in bases)
+    places = registers[:, None, None] ^ warps[None, :, None] ^ lanes[None, None, :]
+    number = torch.zeros(places.shape[:-1], dtype=torch.int64)
+    for place, extent in zip(places.unbind(-1), shape, strict=True):
+        number = number * extent + place
+    return number
 
 
 def _combinations(bases: tuple[tuple[int, ...], ...]) -> torch.Tensor:
@@ -231,14 +237,13 @@ def _run(
 
 
 def _threads_of(values: Sequence[Value], shape: torch.Size) -> torch.Tensor | None:
-    """Places of the first layout that covers the whole shape; None for numbers of the program."""
+    """`_places` of the first layout that covers the whole shape; None: numbers of the program."""
     if not shape:
         return None
     for value in values:
         layout = value.layout
         if value.data.shape == shape and isinstance(layout, language.DistributedLinearLayout):
-            bases = (layout.reg_bases, layout.lane_bases, layout.warp_bases)
-            return _places(tuple(tuple(map(tuple, each)) for each in bases))
+            return _places(layout, shape)
     raise TypeError("inline PTX needs one operand in a linear layout")
 
 
@@ -246,12 +251,12 @@ def _in_threads(value: Value, shape: torch.Size, threads: torch.Tensor | None) -
     """[registers, warps, lanes], int32."""
     bits = value.data.contiguous()
     if threads is not None and _per_register(bits.dtype) == 2:
-        pairs = bits.expand(shape)[tuple(threads.unbind(-1))].unflatten(0, (-1, 2))
+        pairs = bits.expand(shape).take(threads).unflatten(0, (-1, 2))
         return pairs.movedim(1, -1).contiguous().view(torch.int32)[..., 0]
     bits = bits.view(torch.int32) if bits.dtype.is_floating_point else bits.to(torch.int32)
     if threads is None:
         return bits.expand(1, 1, LANES)
-    return bits.expand(shape)[tuple(threads.unbind(-1))]
+    return bits.expand(shape).take(threads)
 
 
 def _from_threads(
@@ -267,8 +272,7 @@ def _from_threads(
     numbers = bits.contiguous().view(wanted) if wanted.is_floating_point else bits.to(wanted)
     if threads is None:
         return Value(numbers[0, 0, 0])
-    result = torch.empty(shape, dtype=wanted)
-    result[tuple(threads.unbind(-1))] = numbers
+    result = torch.empty(shape, dtype=wanted).put_(threads, numbers)
     layout = next(v.layout for v in values if v.data.shape == shape and v.layout is not None)
     return Value(result, layout)
 

@@ -84,7 +84,8 @@ class Role:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.turn = threading.Semaphore(0)
+        self.turn = threading.Lock()  # held until somebody gives the turn to this role
+        self.turn.acquire()
         self.waits_for: Callable[[], bool] | None = None
         self.doing = ""
         self.products: list[Product] = []
@@ -188,7 +189,7 @@ class Machine:
 
     def _hand_over(self, role: Role) -> None:
         self._pass_on()
-        role.turn.acquire()
+        role.turn.acquire()  # at once where it is this role's turn again
         self.current = role
         if self.error is not None:
             raise self.error

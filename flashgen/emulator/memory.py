@@ -31,23 +31,29 @@ class Memory:
         assert pointer.points_to is not None
         addresses, there = _there(pointer, mask)
         dtype = pointer.points_to
-        rest = -1.0 if not dtype.is_floating_point else float("nan")
-        result = torch.full(addresses.shape, rest).to(dtype)
-        if other is not None:
-            result = as_value(other).data.to(dtype).expand(addresses.shape).clone()
-        if bool(there.any()):
-            flat, numbers = self._elements(addresses[there], dtype)
-            result[there] = flat[numbers]
-        return Value(result, pointer.layout)
+        if there is None:
+            flat, numbers = self._elements(addresses, dtype)
+            return Value(flat.take(numbers), pointer.layout)
+        if other is None:
+            rest = torch.tensor(-1.0 if not dtype.is_floating_point else float("nan")).to(dtype)
+        else:
+            rest = as_value(other).data.to(dtype)
+        highest = int(torch.where(there, addresses, 0).max())
+        if highest == 0 and not bool(there.any()):
+            return Value(rest.expand(addresses.shape).clone(), pointer.layout)
+        flat, numbers = self._elements(torch.where(there, addresses, highest), dtype)
+        return Value(torch.where(there, flat.take(numbers), rest), pointer.layout)
 
     def store(self, pointer: Value, value: object, mask: object = None) -> None:
         """Write where the mask is true."""
         assert pointer.points_to is not None
         addresses, there = _there(pointer, mask)
         data = as_value(value).data.to(pointer.points_to).expand(addresses.shape)
-        if bool(there.any()):
-            flat, numbers = self._elements(addresses[there], pointer.points_to)
-            flat[numbers] = data[there]
+        if there is not None:
+            addresses, data = addresses[there], data[there]
+        if addresses.numel():
+            flat, numbers = self._elements(addresses, pointer.points_to)
+            flat[numbers] = data
 
     def add(self, pointer: Value, amount: object) -> Value:
         """An atomic addition of one program; the number before it."""
@@ -59,20 +65,23 @@ class Memory:
         self, addresses: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The storage that holds all of the addresses, as elements, and which of them."""
-        first, last = int(addresses.min()), int(addresses.max())
+        first, last = map(int, torch.aminmax(addresses))
         for start, storage in self._storages.items():
             if start <= first and last + dtype.itemsize <= start + storage.nbytes():
                 offsets = addresses - start
-                if bool((offsets % dtype.itemsize).any()):
+                if bool((offsets & (dtype.itemsize - 1)).any()):
                     raise AddressError(f"an address is no multiple of {dtype.itemsize} bytes")
                 flat = torch.empty(0, dtype=dtype).set_(storage)
-                return flat, offsets // dtype.itemsize
+                return flat, offsets >> (dtype.itemsize.bit_length() - 1)
         raise AddressError(f"addresses {first} to {last} are in no tensor of the kernel")
 
 
-def _there(pointer: Value, mask: object) -> tuple[torch.Tensor, torch.Tensor]:
-    """Addresses and which of them count, in one shape."""
+def _there(pointer: Value, mask: object) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Addresses and which of them count, in one shape; None: all."""
     if mask is None:
-        return pointer.data, torch.ones_like(pointer.data, dtype=torch.bool)
-    addresses, there = torch.broadcast_tensors(pointer.data, as_value(mask).data.to(torch.bool))
+        return pointer.data, None
+    there = as_value(mask).data.to(torch.bool)
+    if there.shape == pointer.data.shape:
+        return pointer.data, there
+    addresses, there = torch.broadcast_tensors(pointer.data, there)
     return addresses, there

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -27,39 +28,69 @@ def run_ptx(text: str, registers: dict[str, torch.Tensor]) -> dict[str, torch.Te
     """Registers by name, [warps, lanes] each and int32, after the text ran."""
     state = dict(registers)
     warps = next(iter(registers.values())).shape[0]
-    on = torch.ones(warps, 1, dtype=torch.bool)
+    on = everybody = _all_warps(warps)  # itself while no warp is elsewhere
     asleep: dict[str, torch.Tensor] = {}  # label -> warps that jumped there
     for statement in _statements(text):
-        if statement.endswith(":"):
-            on = on | asleep.pop(statement[:-1], torch.zeros_like(on))
+        if statement.opcode == ":":
+            if statement.target in asleep:
+                on = on | asleep.pop(statement.target)
+                on = everybody if bool(on.all()) else on
             continue
-        found = _STATEMENT.fullmatch(statement)
-        if found is None:
-            raise PtxError(f"no instruction: {statement}")
-        negated, guard, opcode, rest = found.groups()
         active = on
-        if guard:
-            active = on & (state[guard] != (1 if negated else 0))
-        if opcode == "bra":
+        if statement.guard:
+            active = on & (state[statement.guard] != (1 if statement.negated else 0))
+        if statement.opcode == "bra":
             jumps = _whole_warps(active, on)
-            asleep[rest.strip()] = asleep.get(rest.strip(), torch.zeros_like(on)) | jumps
+            asleep[statement.target] = asleep.get(statement.target, torch.zeros_like(on)) | jumps
             on = on & ~jumps
             continue
-        operands = [each.strip() for each in rest.split(",")]
-        sources = [_value(each, state, warps) for each in operands[1:]]
-        result = _operation(opcode)(*sources)
-        before = state.get(operands[0], torch.zeros(warps, LANES, dtype=torch.int32))
-        state[operands[0]] = torch.where(active, result.to(torch.int32), before)
+        sources = [
+            state[each] if each in state else _constant(each, warps) for each in statement.sources
+        ]
+        result = _operation(statement.opcode)(*sources)
+        if result.dtype is not torch.int32:
+            result = result.to(torch.int32)
+        if active is not everybody:
+            before = state.get(statement.target)
+            result = torch.where(active, result, 0 if before is None else before)
+        state[statement.target] = result
     return state
 
 
+@dataclass(frozen=True)
+class _Statement:
+    """target: the register written, or the label of a branch or (opcode ":") of this place."""
+
+    opcode: str
+    target: str
+    sources: tuple[str, ...] = ()
+    guard: str | None = None
+    negated: bool = False
+
+
 @cache
-def _statements(text: str) -> tuple[str, ...]:
+def _statements(text: str) -> tuple[_Statement, ...]:
     """Instructions and labels; declarations are not needed."""
     body = text.replace("{", " ").replace("}", " ")
     body = re.sub(r"(\w+):", r"\1:;", body)
     parts = [part.strip() for part in body.split(";")]
-    return tuple(part for part in parts if part and not part.startswith(".reg"))
+    return tuple(_parsed(part) for part in parts if part and not part.startswith(".reg"))
+
+
+def _parsed(statement: str) -> _Statement:
+    if statement.endswith(":"):
+        return _Statement(":", statement[:-1])
+    found = _STATEMENT.fullmatch(statement)
+    if found is None:
+        raise PtxError(f"no instruction: {statement}")
+    negated, guard, opcode, rest = found.groups()
+    target, *sources = (each.strip() for each in rest.split(","))
+    return _Statement(opcode, target, tuple(sources), guard, bool(negated))
+
+
+@cache
+def _all_warps(warps: int) -> torch.Tensor:
+    return torch.ones(warps, 1, dtype=torch.bool)
 
 
 def _whole_warps(active: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
@@ -69,7 +100,8 @@ def _whole_warps(active: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
     return taken[:, :1] & on
 
 
-def _value(name: str, state: Mapping[str, torch.Tensor], warps: int) -> torch.Tensor:
+@cache
+def _constant(name: str, warps: int) -> torch.Tensor:
     if name == "%laneid":
         return torch.arange(LANES, dtype=torch.int32).expand(warps, LANES)
     found = _FLOAT.fullmatch(name)
@@ -81,18 +113,18 @@ def _value(name: str, state: Mapping[str, torch.Tensor], warps: int) -> torch.Te
     if re.fullmatch(r"-?\d+|0x[0-9a-fA-F]+", name):
         number = (int(name, 0) + 2**31) % 2**32 - 2**31  # the same bits, signed
         return torch.full((warps, LANES), number, dtype=torch.int32)
-    return state[name].to(torch.int32)
+    raise PtxError(f"{name} is used before it is written")
 
 
 # **** instructions ****
 
 
 def _f32(bits: torch.Tensor) -> torch.Tensor:
-    return bits.contiguous().view(torch.float32)
+    return bits.view(torch.float32)
 
 
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.to(torch.float32).contiguous().view(torch.int32)
+    return numbers.to(torch.float32).view(torch.int32)
 
 
 def _of_floats(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -44,6 +45,9 @@ class Type:
 
     def is_block(self) -> bool:
         return bool(self.shape)
+
+
+_AS_COLUMN, _AS_ROW = (slice(None), None), (None, slice(None))  # what kernels index by most
 
 
 class Value:
@@ -89,7 +93,13 @@ class Value:
         return Value(self.data.permute(*order))
 
     def __getitem__(self, key: Any) -> Value:
-        return Value(self.data[key], None, self.points_to)
+        if key == _AS_COLUMN:
+            data = self.data.unsqueeze(1)
+        elif key == _AS_ROW:
+            data = self.data.unsqueeze(0)
+        else:
+            data = self.data[key]
+        return Value(data, None, self.points_to)
 
     def __bool__(self) -> bool:
         return bool(self._scalar())
@@ -198,6 +208,14 @@ class Value:
 
 def scalar(number: int | float, dtype: torch.dtype = torch.int32) -> Value:
     """A number that is known only when the kernel runs."""
+    if number == 0 and isinstance(number, float):  # a key of a cache that -0.0 would share
+        return Value(torch.tensor(number, dtype=dtype))
+    return _kept_scalar(number, dtype)
+
+
+@lru_cache(maxsize=4096)
+def _kept_scalar(number: int | float, dtype: torch.dtype) -> Value:
+    """Nobody writes into a value's data."""
     return Value(torch.tensor(number, dtype=dtype))
 
 
@@ -215,13 +233,17 @@ def as_value(number: Any) -> Value:
 def together(a: Any, b: Any) -> tuple[Value, Value]:
     """Both in the dtype that Triton would compute in; a Python number takes the other's kind."""
     x, y = as_value(a), as_value(b)
-    wanted = _common(x.data.dtype, y.data.dtype)
-    if not isinstance(a, Value) and isinstance(b, Value):
-        wanted = _weak(x.data.dtype, y.data.dtype)
-    elif isinstance(a, Value) and not isinstance(b, Value):
-        wanted = _weak(y.data.dtype, x.data.dtype)
-    if x.data.dim() and y.data.dim() and x.data.dim() != y.data.dim():
+    of_x, of_y = x.data.dtype, y.data.dtype
+    if x.data.dim() != y.data.dim() and x.data.dim() and y.data.dim():
         raise TypeError(f"tensors of different ranks: {x.shape} and {y.shape}")
+    if of_x is of_y:
+        return x, y
+    if x is a and y is not b:
+        wanted = _weak(of_y, of_x)
+    elif y is b and x is not a:
+        wanted = _weak(of_x, of_y)
+    else:
+        wanted = _common(of_x, of_y)
     return _cast(x, wanted), _cast(y, wanted)
 
 
@@ -232,9 +254,11 @@ def binary(a: Any, b: Any, operation: Operation) -> Value:
     """`operation` on both, broadcast along axes of length 1."""
     x, y = together(a, b)
     result = operation(x.data, y.data)
-    layout = x.layout if x.data.shape == result.shape and x.layout is not None else None
-    if layout is None and y.data.shape == result.shape:
+    layout = x.layout
+    if layout is None or x.data.shape != result.shape:
         layout = y.layout
+        if layout is not None and y.data.shape != result.shape:
+            layout = None
     return Value(result, layout)
 
 
@@ -242,12 +266,14 @@ def _cast(value: Value, wanted: torch.dtype) -> Value:
     return value if value.data.dtype == wanted else Value(value.data.to(wanted), value.layout)
 
 
+@cache
 def _common(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     if {a, b} == {torch.float16, torch.bfloat16}:
         return torch.float32
     return max(a, b, key=_RANK.index)
 
 
+@cache
 def _weak(number: torch.dtype, other: torch.dtype) -> torch.dtype:
     if number.is_floating_point:
         return other if other.is_floating_point else torch.float32
@@ -269,6 +295,6 @@ def _divided(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _moved(pointer: Value, by: Any) -> Value:
     assert pointer.points_to is not None
     steps = as_value(by)
-    data = pointer.data + steps.data.to(torch.int64) * pointer.points_to.itemsize
+    data = torch.add(pointer.data, steps.data.to(torch.int64), alpha=pointer.points_to.itemsize)
     layout = steps.layout if steps.data.shape == data.shape else pointer.layout
     return Value(data, layout, pointer.points_to)

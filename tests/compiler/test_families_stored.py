@@ -60,9 +60,11 @@ SIZES = Sizes(1, 8, 8, 4096, 4096)
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_triton_cache: Path
+) -> Iterator[None]:
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(shared_triton_cache))
     monkeypatch.setenv("FLASHGEN_CONFIG_DIR", str(tmp_path / "tables"))
     monkeypatch.setenv("FAKE_FIRST_RUNS", str(tmp_path / "asked"))
     for name in ("FLASHGEN_TRY_FIRST", "FLASHGEN_FROZEN"):

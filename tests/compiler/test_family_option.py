@@ -51,9 +51,11 @@ HOPPER = Schedule(
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_triton_cache: Path
+) -> Iterator[None]:
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(shared_triton_cache))
     monkeypatch.delenv("FLASHGEN_CONFIG_DIR", raising=False)
     verdicts.forget_here()
     lookup.forget()

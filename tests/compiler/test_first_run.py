@@ -60,10 +60,12 @@ QUICK = Deadlines(start=120.0, compile=1.0, run=1.0)
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_triton_cache: Path
+) -> Iterator[Path]:
     """A cache of its own, short deadlines, and a file of what processes were asked."""
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(shared_triton_cache))
     monkeypatch.setenv("FAKE_FIRST_RUNS", str(tmp_path / "asked"))
     for name in ("FLASHGEN_TRY_FIRST", "FLASHGEN_FROZEN"):
         monkeypatch.delenv(name, raising=False)

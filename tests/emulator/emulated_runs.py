@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,19 @@ def call_arguments(spec: AttentionSpec, sizes: Sizes, seed: int) -> dict[str, An
     return given
 
 
-def written(tmp_path: Path, spec: AttentionSpec, schedule: Schedule, *, has_lse: bool) -> Path:
-    """The generated module, in a file."""
-    problem = Problem(spec, TARGET)
-    source = render(problem, [(Bucket(None, None), schedule)], has_lse=has_lse)
-    path = tmp_path / "module.py"
-    path.write_text(source.text, "utf-8")
+@lru_cache(maxsize=64)
+def generated(spec: AttentionSpec, schedule: Schedule, has_lse: bool) -> str:
+    """The module's text."""
+    return render(Problem(spec, TARGET), [(Bucket(None, None), schedule)], has_lse=has_lse).text
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """The module, in a file that all tests with this text share: `emulated` reads it once."""
+    folder = tmp_path.parent / f"module_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    folder.mkdir(exist_ok=True)
+    path = folder / "module.py"
+    if not path.is_file():
+        path.write_text(text, "utf-8")
     return path
 
 
@@ -100,8 +109,7 @@ def compared(
     text: Callable[[str], str] = lambda text: text,
 ) -> Comparison:
     """spoil: changes what the call is given; text: changes what is run."""
-    path = written(tmp_path, spec, schedule, has_lse=has_lse)
-    path.write_text(text(path.read_text("utf-8")), "utf-8")
+    path = written(tmp_path, text(generated(spec, schedule, has_lse)))
     given = call_arguments(spec, sizes, seed)
     spoil(given)
     out, lse = run(path, spec, given, has_lse=has_lse, seed=seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_runs import TARGET, written
+from emulated_runs import TARGET, generated, written
 from hopper_cases import hopper
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -102,6 +102,6 @@ def test_random_calls_of_the_hopper_kernel(
 ) -> None:
     drawn, schedule = asked
     call = built(drawn)
-    path = written(tmp_path_factory.mktemp("module"), call.spec, schedule, has_lse=True)
+    path = written(tmp_path_factory.mktemp("module"), generated(call.spec, schedule, True))
     comparison = held_against_oracle(call, *run(path, call, order=drawn.seed))
     assert comparison.ok, f"{comparison}\n{drawn!r}\n{schedule}"

@@ -106,10 +106,15 @@ class Call:
 # ---- judging -------------------------------------------------------------------------------------
 
 
+MOST_LOADED = 16
+_LOADED: dict[tuple[AttentionSpec, Schedule | None, torch.device], Loaded] = {}
+
+
 def kernel_of(spec: AttentionSpec, schedule: Schedule | None = None) -> Attention:
     """The callable with lse, whose outputs are NaN with a guard around them before each launch.
 
-    So are the workspaces that the generated module allocates.
+    So are the workspaces that the generated module allocates. A module is imported once for several
+    callables, since Triton's interpreter rewrites its functions each time.
     """
     kernel = compile_spec(spec, schedule=schedule, return_lse=True)
     plain = kernel.empty_outputs
@@ -122,8 +127,14 @@ def kernel_of(spec: AttentionSpec, schedule: Schedule | None = None) -> Attentio
     load = kernel._load
 
     def loaded(device: torch.device) -> Loaded:
+        key = spec, schedule, device
+        if key in _LOADED and device.type == "cpu":
+            return _LOADED[key]
         found = load(device)
         found.module.torch = PoisonedTorch()  # what a generated module calls torch
+        if len(_LOADED) == MOST_LOADED:
+            del _LOADED[next(iter(_LOADED))]
+        _LOADED[key] = found
         return found
 
     kernel._load = loaded
