@@ -161,6 +161,13 @@ def _by_table(
     return result
 
 
+def _tanh(numbers: torch.Tensor) -> torch.Tensor:
+    """tanh.approx: as far off as it may be, 2**-11 of itself."""
+    exact = torch.tanh(numbers)
+    coarse = (exact.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)
+    return torch.where(exact.isnan(), exact, coarse.view(torch.float32))
+
+
 def _neu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a != b) | a.isnan() | b.isnan()
 
@@ -193,6 +200,7 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "mul.f32": _of_floats(torch.mul),
     "fma.rn.f32": _of_floats(_fma),
     "ex2.approx.ftz.f32": _of_floats(_exp2),
+    "tanh.approx.f32": _of_floats(_tanh),
     "rcp.approx.ftz.f32": _of_floats(torch.reciprocal),
 }
 

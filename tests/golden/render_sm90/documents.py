@@ -327,7 +327,7 @@ def document_keys(
     first_hits = tl.full([2048], kv_len, tl.int32)
     last_hits = tl.full([2048], -1, tl.int32)
     num_good = tl.zeros([2048], tl.int32)
-    for start in tl.range(scan_first, scan_stop, 2048):
+    for start in tl.range(scan_first, scan_stop, 2048, loop_unroll_factor=4):  # loads together
         scan_idx = start + tl.arange(0, 2048)
         scan_exists = scan_idx < scan_stop
         ids = tl.load(
@@ -494,19 +494,37 @@ def beside_rows(x, VIEW: gl.constexpr):
 
 
 @gluon.jit
-def up_to(scores, last, BLOCK_N: gl.constexpr):
-    """-inf in the columns after `last`."""
-    VIEW: gl.constexpr = by_thread(BLOCK_N)
-    is_seen = register_column(VIEW, BLOCK_N) <= beside_rows(last, VIEW) - thread_column(VIEW)
-    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+def where_in_order(a, b, scores, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
+    """-inf where a > b. Comparisons are faster (2%, windows of 512 keys); but those of 128 keys take all
+    predicates, and the compiler spills another."""
+    if COMPARES:
+        kept = gl.where(a <= b, in_view(scores, by_thread(BLOCK_N)), float("-inf"))
+    else:
+        kept = gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.s32 t, $2, 31; lop3.b32 $0, $1, 0fFF800000, t, 0xD8; }",
+            "=f,f,r",
+            [in_view(scores, by_thread(BLOCK_N)), b - a],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return from_view(kept, BLOCK_N)
 
 
 @gluon.jit
-def from_on(scores, first, BLOCK_N: gl.constexpr):
+def up_to(scores, last, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
+    """-inf in the columns after `last`."""
+    VIEW: gl.constexpr = by_thread(BLOCK_N)
+    last = beside_rows(last, VIEW) - thread_column(VIEW)
+    return where_in_order(register_column(VIEW, BLOCK_N), last, scores, BLOCK_N, COMPARES)
+
+
+@gluon.jit
+def from_on(scores, first, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
     """-inf in the columns before `first`."""
     VIEW: gl.constexpr = by_thread(BLOCK_N)
-    is_seen = register_column(VIEW, BLOCK_N) >= beside_rows(first, VIEW) - thread_column(VIEW)
-    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+    first = beside_rows(first, VIEW) - thread_column(VIEW)
+    return where_in_order(first, register_column(VIEW, BLOCK_N), scores, BLOCK_N, COMPARES)
 
 
 @gluon.jit
@@ -734,13 +752,14 @@ def same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, HALF: gl.c
 
 
 @gluon.jit
-def masked(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N: gl.constexpr):
+def masked(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
     """-inf where a row does not see a key."""
-    scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N)
+    scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N, COMPARES)
     scores = up_to(
         scores,
         late(gl.where(q_idx >= 0, gl.minimum(q_idx, kv_len - 1), -1), n_start) - n_start,
         BLOCK_N,
+        COMPARES,
     )
     if full_hi < 0:  # documents whose keys lie scattered
         scores = same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, 0, BLOCK_N)
@@ -820,7 +839,8 @@ def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr, Q_BUFFERS:
     With one q buffer its slot is free again when q's buffer of tile i is."""
     if SCHEDULER == "dynamic":
         wait_full(t_full, i, 2)
-        t = gl.max(t_smem.index(i % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        slot = t_smem.index(i % 2).slice(0, 1)  # the same for all: no address of each thread
+        t = gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
         if Q_BUFFERS > 1:
             release(t_empty, i, 2)
     else:
@@ -853,7 +873,7 @@ def place_of(
 
 @gluon.jit
 def first_softmax(
-    scores, n_start, b, row_first, full_hi, dtype: gl.constexpr,
+    scores, n_start, b, row_first, full_hi, own_first, dtype: gl.constexpr,
     keys_ptr, q_len, kv_len, BLOCK_N: gl.constexpr,
 ):
     """probs of the rows' last key tile, as an operand; m_i, raise_at, l_i."""
@@ -861,11 +881,6 @@ def first_softmax(
     row_idx = row_first + of_tile[:, None]
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
-    row_tiles = gl.cdiv(q_len, ROWS)
-    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
-    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
-    own_keys += row_idx - row_first
-    own_first = gl.load(own_keys)
     zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
     m_i, raise_at, l_i = zeros, zeros + float("-inf"), zeros
     scores = masked(
@@ -879,6 +894,7 @@ def first_softmax(
         own_first,
         full_hi,
         BLOCK_N,
+        BLOCK_N <= 64,
     )
     probs, m_i, raise_at, l_i, _alpha = softmax_step(
         scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
@@ -888,7 +904,7 @@ def first_softmax(
 
 @gluon.jit
 def walk(
-    q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first,
+    q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first, own_first,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     keys_ptr, q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
@@ -900,11 +916,6 @@ def walk(
     row_idx = row_first + of_tile[:, None]
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
-    row_tiles = gl.cdiv(q_len, ROWS)
-    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
-    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
-    own_keys += row_idx - row_first
-    own_first = gl.load(own_keys)
     for step in range(1, hi - lo):
         j = hi - 1 - step
         n_start = (hi - 1 - step) * BLOCK_N
@@ -930,6 +941,7 @@ def walk(
                 scores,
                 late(gl.where(q_idx >= 0, q_idx, -1), n_start) - n_start,
                 BLOCK_N,
+                BLOCK_N <= 64,
             )
             if full_hi < 0:  # documents whose keys lie scattered
                 scores = same_ids(
@@ -944,7 +956,7 @@ def walk(
                     BLOCK_N,
                 )
         if j < full_lo:  # some rows do not see the first keys
-            scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N)
+            scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N, BLOCK_N <= 64)
             if full_hi < 0:  # documents whose keys lie scattered
                 scores = same_ids(
                     scores,
@@ -1038,7 +1050,7 @@ def fragment(base, rows, cols, row_stride, col_stride, row_stop, col_stop):
 
 
 @gluon.jit
-def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len):
+def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, COMPARES: gl.constexpr):
     """Rows of a warpgroup over keys [first_key, stop_key), DIMS_AGAIN of the output's dims after the
     other: scores in natural units until the exponent, V kept from rows that do not see it."""
     BLOCK_N: gl.constexpr = KEYS_AGAIN
@@ -1061,12 +1073,12 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
     row_idx = row_first + of_tile[:, None]
     row_exists = row_idx < q_len
-    q_idx = row_idx + kv_len - q_len
     row_tiles = gl.cdiv(q_len, ROWS)
     tile = gl.minimum(row_first // ROWS, row_tiles - 1)
     own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
-    own_keys += row_idx - row_first
+    own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
     own_first = gl.load(own_keys)
+    q_idx = row_idx + kv_len - q_len
     full_hi = -1  # ids are compared
     kept = operands.load(OPERANDS)
     q_base = kept_number(kept, 0).to(gl.pointer_type(dtype))
@@ -1123,6 +1135,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                 own_first,
                 full_hi,
                 BLOCK_N,
+                COMPARES,
             )
             m_new = gl.maximum(m_i, gl.max(scores, 1))
             m_safe = gl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
@@ -1152,7 +1165,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                     num_finite,
                 )
             num_finite = gl.convert_layout(num_finite, SCORES, assert_trivial=True)
-            is_seen = masked(gl.zeros_like(scores), n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N) == 0.0
+            is_seen = masked(gl.zeros_like(scores), n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N, COMPARES) == 0.0
             probs = gl.where(
                 (num_finite < gl.cdiv(HEAD_DIM_V, DIMS_AGAIN) * DIMS_AGAIN) & is_seen,
                 float("nan"),
@@ -1175,7 +1188,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
 def store_rows(
     acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
     lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
-    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr,
+    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, COMPARES: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
@@ -1186,7 +1199,7 @@ def store_rows(
             t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
         )
         walk_again(
-            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len
+            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, COMPARES
         )
     else:
         store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len)
@@ -1216,6 +1229,11 @@ def attend_tile(
     b, h, row_first, lo, full_lo, full_hi, hi, all_lo, all_hi = place_of(
         t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1
     )
+    row_tiles = gl.cdiv(q_len, ROWS)
+    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+    own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    own_first = gl.load(own_keys)
     next_n = n + all_hi - all_lo
     for _skipped in range(hi, all_hi):  # key tiles that only other warpgroups see
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
@@ -1229,10 +1247,10 @@ def attend_tile(
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
+        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, own_first, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
     )
     acc, probs, m_i, raise_at, l_i, n = walk(
-        q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first,
+        q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first, own_first,
         k_smem, v_smem, k_full, k_empty, v_full, v_empty,
         keys_ptr, q_len, kv_len, BLOCK_N, STAGES, OVERLAPPED,
     )
@@ -1246,7 +1264,7 @@ def attend_tile(
     n += 1
     store_rows(
         acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-        lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT,
+        lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT, not OVERLAPPED,
     )
     if not (SEPARATE_OUT or DIRECT_OUT):  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
@@ -1271,6 +1289,11 @@ def attend_tiles_piped(
     b, h, row_first, lo, full_lo, full_hi, hi, _all_lo, all_hi = place_of(
         t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
     )
+    row_tiles = gl.cdiv(q_len, ROWS)
+    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+    own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    own_first = gl.load(own_keys)
     i = 0
     n = 0
     for _skipped in range(hi, all_hi):
@@ -1283,12 +1306,12 @@ def attend_tiles_piped(
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
+        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, own_first, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
     )
     while t < num_tiles:
         q_tile = rows_of(q_smem, i * CONSUMERS + WARPGROUP, RING)
         acc, probs, m_i, raise_at, l_i, n = walk(
-            q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first,
+            q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first, own_first,
             k_smem, v_smem, k_full, k_empty, v_full, v_empty,
             keys_ptr, q_len, kv_len, BLOCK_N, STAGES, True,
         )
@@ -1302,6 +1325,11 @@ def attend_tiles_piped(
         b, h, row_first, lo, full_lo, full_hi, hi, _all_lo, all_hi = place_of(
             gl.minimum(t, num_tiles - 1), keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
         )
+        row_tiles = gl.cdiv(q_len, ROWS)
+        tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+        own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+        own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+        own_first = gl.load(own_keys)
         skipped = gl.where(exists, all_hi - hi, 0)
         for ahead in range(skipped):
             wait_full(k_full, n + 1 + ahead, STAGES)
@@ -1324,7 +1352,7 @@ def attend_tiles_piped(
         scores = warpgroup_mma_wait(1, deps=[scores_due])
         release(k_empty, first, STAGES, exists)
         next_probs, m_i, raise_at, l_i = first_softmax(
-            scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
+            scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, own_first, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
         )
         acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
         probs = next_probs
@@ -1335,7 +1363,7 @@ def attend_tiles_piped(
         n = first
         store_rows(
             acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT,
+            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT, False,
         )
 
 

@@ -358,19 +358,37 @@ def beside_rows(x, VIEW: gl.constexpr):
 
 
 @gluon.jit
-def up_to(scores, last, BLOCK_N: gl.constexpr):
-    """-inf in the columns after `last`."""
-    VIEW: gl.constexpr = by_thread(BLOCK_N)
-    is_seen = register_column(VIEW, BLOCK_N) <= beside_rows(last, VIEW) - thread_column(VIEW)
-    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+def where_in_order(a, b, scores, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
+    """-inf where a > b. Comparisons are faster (2%, windows of 512 keys); but those of 128 keys take all
+    predicates, and the compiler spills another."""
+    if COMPARES:
+        kept = gl.where(a <= b, in_view(scores, by_thread(BLOCK_N)), float("-inf"))
+    else:
+        kept = gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.s32 t, $2, 31; lop3.b32 $0, $1, 0fFF800000, t, 0xD8; }",
+            "=f,f,r",
+            [in_view(scores, by_thread(BLOCK_N)), b - a],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return from_view(kept, BLOCK_N)
 
 
 @gluon.jit
-def from_on(scores, first, BLOCK_N: gl.constexpr):
+def up_to(scores, last, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
+    """-inf in the columns after `last`."""
+    VIEW: gl.constexpr = by_thread(BLOCK_N)
+    last = beside_rows(last, VIEW) - thread_column(VIEW)
+    return where_in_order(register_column(VIEW, BLOCK_N), last, scores, BLOCK_N, COMPARES)
+
+
+@gluon.jit
+def from_on(scores, first, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
     """-inf in the columns before `first`."""
     VIEW: gl.constexpr = by_thread(BLOCK_N)
-    is_seen = register_column(VIEW, BLOCK_N) >= beside_rows(first, VIEW) - thread_column(VIEW)
-    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+    first = beside_rows(first, VIEW) - thread_column(VIEW)
+    return where_in_order(first, register_column(VIEW, BLOCK_N), scores, BLOCK_N, COMPARES)
 
 
 @gluon.jit
@@ -383,12 +401,29 @@ def ramp(base, slope, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(scores, m_i, raise_at, l_i, TO_LOG2: gl.constexpr, BLOCK_N: gl.constexpr):
+def beside_threads(x):
+    """A number of each row [64, 1], or one of all rows, with ROW_STATE's other axis."""
+    ROW: gl.constexpr = gl.SliceLayout(1, ROW_STATE)
+    x = gl.to_tensor(x)
+    if x.type.is_block():
+        return gl.convert_layout(x.reshape([ROWS]), ROW, assert_trivial=True)[:, None]
+    else:
+        return x
+
+
+@gluon.jit
+def softmax_step(scores, base, slope, m_i, raise_at, l_i, TO_LOG2: gl.constexpr, BLOCK_N: gl.constexpr):
     """probs of one more key tile; m_i, raise_at and l_i after it; alpha, the factor for acc."""
     VIEW: gl.constexpr = by_thread(BLOCK_N)
     scores = in_view(scores, VIEW)
+    # Scores of raw q·k + tilt * register column; the rest of base + slope * column is the thread's.
+    tilt = beside_rows(slope, VIEW) * 11.313708498984761
+    scores += tilt * register_column(VIEW, BLOCK_N).to(gl.float32)
+    thread = 2 * gl.arange(0, 4, gl.SliceLayout(0, ROW_STATE))[None, :]
+    shift = (beside_threads(base) + beside_threads(slope) * thread.to(gl.float32)) * LOG2_E
     highest = gl.max(gl.max(scores, 1), 2) * TO_LOG2
     highest = gl.convert_layout(highest, ROW_STATE, assert_trivial=True)
+    highest += shift
     m_i, raise_at, alpha = gl.inline_asm_elementwise(
         RAISE_MAXIMUM,
         RAISE_MAXIMUM_OPERANDS,
@@ -397,7 +432,7 @@ def softmax_step(scores, m_i, raise_at, l_i, TO_LOG2: gl.constexpr, BLOCK_N: gl.
         is_pure=False,
         pack=2,
     )
-    probs = gl.exp2(scores * TO_LOG2 - beside(m_i, VIEW))
+    probs = gl.exp2(scores * TO_LOG2 - beside(m_i - shift, VIEW))
     sums = gl.sum(gl.sum(probs, 3), 1)
     l_i = l_i * alpha + gl.convert_layout(sums, ROW_STATE, assert_trivial=True)
     return from_view(probs, BLOCK_N), m_i, raise_at, l_i, alpha
@@ -618,21 +653,15 @@ def key_tiles(row_first, q_len, kv_len, NUM_ROWS: gl.constexpr, BLOCK_N: gl.cons
 
 
 @gluon.jit
-def changed(scores, n_start, q_idx, slopes_at_h, BLOCK_N: gl.constexpr):
-    """The score pipeline on raw q·k of keys from n_start on."""
-    scores = 0.08838834764831843 * scores + ramp(
-        -slopes_at_h * (q_idx - n_start),
-        slopes_at_h,
-        BLOCK_N,
-    )
-    return scores
-
-
-@gluon.jit
-def masked(scores, n_start, kv_len, q_idx, BLOCK_N: gl.constexpr):
+def masked(scores, n_start, kv_len, q_idx, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
     """-inf where a row does not see a key."""
-    scores = from_on(scores, late((q_idx - 4095), n_start) - n_start, BLOCK_N)
-    scores = up_to(scores, late(gl.minimum(q_idx, kv_len - 1), n_start) - n_start, BLOCK_N)
+    scores = from_on(scores, late((q_idx - 4095), n_start) - n_start, BLOCK_N, COMPARES)
+    scores = up_to(
+        scores,
+        late(gl.minimum(q_idx, kv_len - 1), n_start) - n_start,
+        BLOCK_N,
+        COMPARES,
+    )
     return scores
 
 
@@ -726,7 +755,8 @@ def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr, Q_BUFFERS:
     With one q buffer its slot is free again when q's buffer of tile i is."""
     if SCHEDULER == "dynamic":
         wait_full(t_full, i, 2)
-        t = gl.max(t_smem.index(i % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        slot = t_smem.index(i % 2).slice(0, 1)  # the same for all: no address of each thread
+        t = gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
         if Q_BUFFERS > 1:
             release(t_empty, i, 2)
     else:
@@ -790,10 +820,9 @@ def first_softmax(
     m_i = gl.where(has_sink, sink_log2, 0.0)
     raise_at = sink_log2 + 8.0
     l_i = gl.where(has_sink, 0.25, 0.0)  # the four threads of a row make 1
-    scores = changed(scores, n_start, q_idx, slopes_at_h, BLOCK_N)
-    scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
+    scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N, BLOCK_N <= 64)
     probs, m_i, raise_at, l_i, _alpha = softmax_step(
-        scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
+        scores, -slopes_at_h * (q_idx - n_start), slopes_at_h, m_i, raise_at, l_i, 0.12751743082459868, BLOCK_N
     )
     return as_operand(probs, dtype), m_i, raise_at, l_i
 
@@ -833,13 +862,17 @@ def walk(
             scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
-        scores = changed(scores, n_start, q_idx, slopes_at_h, BLOCK_N)
         if j >= full_hi:  # some rows do not see the last keys
-            scores = up_to(scores, late(q_idx, n_start) - n_start, BLOCK_N)
+            scores = up_to(scores, late(q_idx, n_start) - n_start, BLOCK_N, BLOCK_N <= 64)
         if j < full_lo:  # some rows do not see the first keys
-            scores = from_on(scores, late((q_idx - 4095), n_start) - n_start, BLOCK_N)
+            scores = from_on(
+                scores,
+                late((q_idx - 4095), n_start) - n_start,
+                BLOCK_N,
+                BLOCK_N <= 64,
+            )
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
-            scores, m_i, raise_at, l_i, LOG2_E, BLOCK_N
+            scores, -slopes_at_h * (q_idx - n_start), slopes_at_h, m_i, raise_at, l_i, 0.12751743082459868, BLOCK_N
         )
         if OVERLAPPED:
             acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
@@ -926,7 +959,7 @@ def fragment(base, rows, cols, row_stride, col_stride, row_stop, col_stop):
 
 
 @gluon.jit
-def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, PACKED_HEADS: gl.constexpr):
+def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, COMPARES: gl.constexpr, PACKED_HEADS: gl.constexpr):
     """Rows of a warpgroup over keys [first_key, stop_key), DIMS_AGAIN of the output's dims after the
     other: scores in natural units until the exponent, V kept from rows that do not see it."""
     BLOCK_N: gl.constexpr = KEYS_AGAIN
@@ -1002,8 +1035,12 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                 )
                 scores = mma_v2(q_part, k_part, scores)
             scores = gl.convert_layout(scores, SCORES, assert_trivial=True)
-            scores = changed(scores, n_start, q_idx, slopes_at_h, BLOCK_N)
-            scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N)
+            scores = 0.08838834764831843 * scores + ramp(
+                -slopes_at_h * (q_idx - n_start),
+                slopes_at_h,
+                BLOCK_N,
+            )
+            scores = masked(scores, n_start, kv_len, q_idx, BLOCK_N, COMPARES)
             m_new = gl.maximum(m_i, gl.max(scores, 1))
             m_safe = gl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
             probs = gl.exp2((scores - m_safe[:, None]) * LOG2_E)
@@ -1032,7 +1069,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                     num_finite,
                 )
             num_finite = gl.convert_layout(num_finite, SCORES, assert_trivial=True)
-            is_seen = masked(gl.zeros_like(scores), n_start, kv_len, q_idx, BLOCK_N) == 0.0
+            is_seen = masked(gl.zeros_like(scores), n_start, kv_len, q_idx, BLOCK_N, COMPARES) == 0.0
             probs = gl.where(
                 (num_finite < gl.cdiv(HEAD_DIM_V, DIMS_AGAIN) * DIMS_AGAIN) & is_seen,
                 float("nan"),
@@ -1067,7 +1104,7 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
 def store_rows(
     acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
     lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
-    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, PACKED_HEADS: gl.constexpr,
+    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, COMPARES: gl.constexpr, PACKED_HEADS: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
@@ -1078,7 +1115,7 @@ def store_rows(
             t, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, PACKED_HEADS
         )
         walk_again(
-            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, PACKED_HEADS
+            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, COMPARES, PACKED_HEADS
         )
     else:
         store_lse(
@@ -1154,7 +1191,7 @@ def attend_tile(
     n += 1
     store_rows(
         acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-        lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT, PACKED_HEADS,
+        lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT, not OVERLAPPED, PACKED_HEADS,
     )
     if not (SEPARATE_OUT or DIRECT_OUT):  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
@@ -1243,7 +1280,7 @@ def attend_tiles_piped(
         n = first
         store_rows(
             acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT, PACKED_HEADS,
+            lse_ptr, slopes_ptr, stride_slopes_0, sink_ptr, stride_sink_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT, False, PACKED_HEADS,
         )
 
 
