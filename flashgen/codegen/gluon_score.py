@@ -33,9 +33,9 @@ class Tanh:
     error: str
 
 
-# Scores in fp16 have an error of 4.9e-4 of their own, which sets the bound of lse; in bf16 8 times as
-# much. There the instruction will do: d128, 4k keys in 488 us, polynomials took 517 to 531 (H200). The
-# terms are of least squares, reweighted until the error is level.
+# Scores in fp16 have an error of 4.9e-4 of their own, which sets the bound of lse; in bf16 8 times
+# as much. There the instruction will do: d128, 4k keys in 488 us; polynomials took 517 to 531 us.
+# The terms are of least squares, reweighted until the error is level.
 TANH: dict[str, Tanh] = {
     "bf16": Tanh((), "4.9e-4"),
     "fp16": Tanh((0.99998898, -0.3326967, 0.12742693, -0.03545274), "1.2e-5"),

@@ -79,13 +79,16 @@ def test_a_distance_that_is_added_is_left_to_the_softmax(
     assert f", {slope}, BLOCK_N)" in found.again[0]
 
 
-@pytest.mark.parametrize("expression", ["k - s", "s * k", "0 * s + k", "abs(s + k)", "s + k + bias[q, k]"])
+@pytest.mark.parametrize(
+    "expression", ["k - s", "s * k", "0 * s + k", "abs(s + k)", "s + k + bias[q, k]"]
+)
 def test_no_tilt_where_raw_scores_are_not_a_positive_part_beside_it(expression: str) -> None:
-    given = {"bias": {"shape": ["q_len", "kv_len"], "dtype": "fp32"}} if "bias" in expression else {}
+    bias = {"shape": ["q_len", "kv_len"], "dtype": "fp32"}
+    given = {"bias": bias} if "bias" in expression else {}
     asked = problem(score=[{"expr": expression}], inputs=given)
     names: dict[sp.Basic, str] = {QK: "scores", sym.K: "kv_idx", sym.Q: "q_idx"}
     score = score_expression(asked)
-    names |= {read: "read" for read in score.atoms(sp.Indexed)}
+    names |= dict.fromkeys(score.atoms(sp.Indexed), "read")
     assert gluon_score(score, asked, TritonPrinter(names)).tilt is None
 
 

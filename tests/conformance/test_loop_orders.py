@@ -30,7 +30,10 @@ def assert_right(
     assert comparison.ok, str(comparison)
 
 
-@pytest.mark.parametrize(("splits", "sink", "poison"), [(1, "none", "seen_v"), (3, "per_head", "")])
+@pytest.mark.parametrize(
+    ("splits", "sink", "poison"),
+    [(1, "none", "seen_v"), pytest.param(3, "per_head", "", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask(mask: str, splits: int, sink: str, poison: str) -> None:
     spec = {"head_dim": 16, "dtype": "fp16", "sink": sink, **MASKS[mask]}
