@@ -49,7 +49,10 @@ def test_masks_with_used_lengths(mask: str, splits: int) -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize(("mask", "splits"), [("none", 1), ("causal", 2), ("dense", 1)])
+@pytest.mark.parametrize(
+    ("mask", "splits"),
+    [("none", 1), ("causal", 2), pytest.param("dense", 1, marks=pytest.mark.slow)],
+)
 def test_every_score(mask: str, score: str, splits: int) -> None:
     spec = {"head_dim": 16, "dtype": "fp16", **MASKS[mask], **SCORES[score]}
     spec["inputs"] = {**MASKS[mask].get("inputs", {}), **SCORES[score].get("inputs", {})}

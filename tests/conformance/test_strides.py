@@ -62,7 +62,7 @@ def test_s2_every_form_of_view(form: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("poisoned", ["k", "v", "kv"])
-@pytest.mark.parametrize("fill", [math.nan, math.inf])
+@pytest.mark.parametrize("fill", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_s6_s11_unused_slots_hold_anything(poisoned: str, fill: float, tile: Any) -> None:
     """Used lengths 13 and 0 of 16 slots: bit-equal to a cache that is zero beyond."""
     spec = AttentionSpec(head_dim=16, dtype="fp16", kv_lens="per_batch", mask=["causal"])

@@ -94,7 +94,9 @@ def test_documents_of_all_kinds(name: str, spec: AttentionSpec, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["off tile edges", "padding between"])
-@pytest.mark.parametrize("lengths", [(130, 320), (70, 331), (200, 90)])
+@pytest.mark.parametrize(
+    "lengths", [(130, 320), pytest.param((70, 331), marks=pytest.mark.slow), (200, 90)]
+)
 @pytest.mark.parametrize("spec", [CAUSAL, BOTH_WAYS, TOP_LEFT, BLOCKS])
 def test_fewer_or_more_queries_than_keys(
     name: str, lengths: tuple[int, int], spec: AttentionSpec, tmp_path: Path

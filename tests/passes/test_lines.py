@@ -65,7 +65,9 @@ def counted(mask: Any, align: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("align", ["bottom_right", "top_left"])
+@pytest.mark.parametrize(
+    "align", ["bottom_right", pytest.param("top_left", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 def test_lines_count_what_tiles_one_by_one_do(
     mask: Any, align: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
