@@ -93,6 +93,7 @@ def test_what_tells_most_is_measured_first() -> None:
     assert first[GRID] < max(turn.rounds for turn in turns)
 
 
+@pytest.mark.slow  # many short parts do the same in every run
 def test_two_parts_make_the_whole(tmp_path: Path, watch: Watch) -> None:
     whole = go_on(tmp_path / "whole", watch, 1e5, only=("d128/n",))
     asked = watch.timed

@@ -216,6 +216,7 @@ def test_frozen_it_is_not_tried(fresh: Path, golden: Callable[[str, str], None])
     assert guard(CPU, plan, path, GOOD, SIZES)
 
 
+@pytest.mark.slow
 def test_threads_and_processes_share_one_trial(fresh: Path) -> None:
     folder = Path(__file__).parent
     program = (
@@ -416,7 +417,11 @@ def test_a_verification_sends_hopper_cases_elsewhere(fresh: Path, fake_gpu: torc
     ("schedule", "reason"),
     [
         (HANGS, HUNG),
-        (CRASHES, "the process ended by SIGABRT: an illegal memory access, running b2"),
+        pytest.param(
+            CRASHES,
+            "the process ended by SIGABRT: an illegal memory access, running b2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_build_whose_kernel_hangs_or_crashes_is_made_again_without_it(

@@ -116,7 +116,9 @@ def test_fewer_or_more_queries_than_keys(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["short ones", "off tile edges", "random"])
+@pytest.mark.parametrize(
+    "name", ["short ones", "off tile edges", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_schedules(name: str, schedule: Schedule, tmp_path: Path) -> None:
     """Without lse; tiles of which each warpgroup sees other keys, piped and not."""
     spoil = having(ids_of(name))

@@ -63,7 +63,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("group", [12, 3])
+@pytest.mark.parametrize("group", [12, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_kind_of_schedule(schedule: Schedule, group: int, tmp_path: Path) -> None:
     """Groups of several packs, the last one not full, and packs of more heads than there are."""
     for name in ("each", "causal"):

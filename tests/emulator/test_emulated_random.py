@@ -88,6 +88,7 @@ def run(path: Path, call: Call, order: int) -> tuple[torch.Tensor, torch.Tensor]
 
 @pytest.mark.filterwarnings("ignore::flashgen.errors.FlashgenWarning")
 @seed(SEED)
+@pytest.mark.slow  # .ci/run draws more besides
 @settings(
     max_examples=EXAMPLES,
     database=None,
