@@ -21,6 +21,7 @@ from flashgen.problem import Problem
 from flashgen.spec import symbolic as sym
 
 N_START = sp.Symbol("n_start", integer=True, nonnegative=True)
+LEAST_SCALE = 1e-15  # of q·k beside a tilt, which is divided by it and has to fit fp32
 MAX_STEP = 2**10  # between keys: times the columns of a tile it is exact in fp32
 
 
@@ -114,7 +115,7 @@ def _with_tilt(score: sp.Expr, problem: Problem, own: GluonPrinter) -> GluonScor
     others = sp.Add.make_args(grown - scale * QK)
     ramps = [part for part in others if isinstance(part, Ramp)]
     rest = sp.Add(*(part for part in others if part not in ramps))
-    if len(ramps) != 1 or not scale.is_positive or rest.has(QK, sym.K):
+    if len(ramps) != 1 or not scale.is_number or rest.has(QK, sym.K) or scale < LEAST_SCALE:
         return None
     base, slope = ramps[0].args
     factor = float(scale)

@@ -80,13 +80,17 @@ def test_a_distance_that_is_added_is_left_to_the_softmax(
 
 
 @pytest.mark.parametrize(
-    "expression", ["k - s", "s * k", "0 * s + k", "abs(s + k)", "s + k + bias[q, k]"]
-)
+    "expression",
+    [
+        "k - s", "s * k", "0 * s + k", "abs(s + k)", "s + k + bias[q, k]",
+        "exp(h) * s + k", "1e-30 * s + k",
+    ],
+)  # fmt: skip
 def test_no_tilt_where_raw_scores_are_not_a_positive_part_beside_it(expression: str) -> None:
     bias = {"shape": ["q_len", "kv_len"], "dtype": "fp32"}
     given = {"bias": bias} if "bias" in expression else {}
     asked = problem(score=[{"expr": expression}], inputs=given)
-    names: dict[sp.Basic, str] = {QK: "scores", sym.K: "kv_idx", sym.Q: "q_idx"}
+    names: dict[sp.Basic, str] = {QK: "scores", sym.K: "kv_idx", sym.Q: "q_idx", sym.H: "h"}
     score = score_expression(asked)
     names |= dict.fromkeys(score.atoms(sp.Indexed), "read")
     assert gluon_score(score, asked, TritonPrinter(names)).tilt is None
