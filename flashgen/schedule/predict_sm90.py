@@ -46,7 +46,6 @@ class HopperCosts:
     )
     in_turn: float = 1.02  # of a step whose products do not overlap
     direct_out: float = 1700.0  # a query tile's: stores that nothing hides
-    half_tile: float = 0.0  # more of matmul where a step has 64 keys: none was measured
     crowding: float = 0.012  # of the time of a step's copy: it meets the operands in shared memory
     step: float = 69.0  # barriers of a key tile, for each warpgroup
     ring: float = 2.0  # a step's, for one stage: that more are a little better was not measured
@@ -145,8 +144,6 @@ def _step(
     consumers = min(schedule.consumers, math.ceil(q_len * schedule.packed_heads / sm90.ROWS) or 1)
     consumers *= own.programs_per_sm
     p = costs.overlap.get(consumers, 1.0)
-    if schedule.block_n < 128:
-        matmul *= 1 + costs.half_tile
     copy = schedule.block_n * dims * problem.kv_elem_bytes / costs.l2_bytes
     step = (matmul**p + softmax**p) ** (1 / p) + costs.step + costs.ring / schedule.num_stages
     step *= 1.0 if own.overlapped else costs.in_turn
