@@ -46,6 +46,12 @@ PLAIN: tuple[Row, ...] = (
     Row(128, (schedule(3, 64, 4, "dynamic", direct_out=True),), lengths=LONG),
     Row(
         128,
+        (schedule(3, 64, 4, "dynamic", direct_out=True, group_mb=64),),
+        causal=True,
+        lengths=(16384, 2**30),
+    ),
+    Row(
+        128,
         (
             schedule(3, 64, 3, "static", separate_out=True, group_mb=4),
             schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=4),
@@ -71,28 +77,27 @@ PLAIN: tuple[Row, ...] = (
 
 # Variants with schedules of their own; the others take those of plain attention.
 NARROW: tuple[Schedule, ...] = (
-    schedule(3, 64, 3, "dynamic", separate_out=True),
-    schedule(3, 64, 4, "dynamic", direct_out=True),
-    schedule(2, 64, 3, "dynamic", separate_out=True),
+    schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=256),
+    schedule(3, 64, 4, "dynamic", direct_out=True, group_mb=256),
+    schedule(3, 64, 3, "dynamic", separate_out=True, group_mb=64),
 )
 VARIANTS: Mapping[str, tuple[Schedule, ...]] = {
     "documents": (
-        schedule(2, 128, 2, "dynamic", separate_out=True),
         *NARROW,
-        schedule(2, 64, 4, "dynamic", separate_out=True),
+        schedule(2, 128, 2, "dynamic", separate_out=True, group_mb=64),
+        schedule(2, 64, 4, "dynamic", separate_out=True, group_mb=256),
     ),
     "bias": (
+        schedule(3, 64, 2, "dynamic", direct_out=True),
         schedule(2, 64, 3, "dynamic", separate_out=True),
         schedule(2, 64, 3, "dynamic", direct_out=True),
-        schedule(2, 64, 2, "dynamic", separate_out=True),
-        schedule(3, 64, 2, "dynamic", direct_out=True),
     ),
-    "window512": (*NARROW, schedule(2, 128, 2, "dynamic", separate_out=True)),
+    "window512": NARROW,
+    "window4096": NARROW,
     "sinks-window128": (
         shared("dynamic", 32),
         shared("dynamic", 4),
-        schedule(2, 64, 4, "dynamic", separate_out=True),
-        schedule(3, 64, 4, "dynamic", direct_out=True),
+        schedule(3, 64, 4, "dynamic", direct_out=True, group_mb=64),
     ),
 }
 

@@ -76,8 +76,9 @@ class GluonText:
     """Parameters and conditions of the Hopper kernel, as text.
 
     inputs, sizes: parameters that come from captured tensors, and lengths and counts; stored: what
-    the epilogue takes; in_bounds, in_mask: variables of reads that the loop bounds and the mask
-    name; partial: which key tiles after the first are masked ("": none, "always", or a condition);
+    the epilogue takes; kept: what consumers read from shared memory, by number; in_bounds, in_mask:
+    variables of reads that the loop bounds and the mask name; partial: which key tiles after the
+    first are masked ("": none, "always", or a condition);
     roles: consumers, programs on an SM, warps of the workers, registers a thread of each; packs:
     whether query heads share a tile in some schedule of the module; groups: parameters with their
     arguments.
@@ -88,6 +89,7 @@ class GluonText:
     inputs: tuple[str, ...]
     sizes: tuple[str, ...]
     stored: tuple[str, ...]
+    kept: tuple[str, ...]
     local: tuple[str, ...]
     in_bounds: tuple[str, ...]
     in_mask: tuple[str, ...]
@@ -135,10 +137,14 @@ class GluonText:
         words = _words(" ".join(texts))
         return tuple(n for n in names if n in words)
 
+    @staticmethod
+    def without_lengths(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(n for n in names if n not in LENGTHS)
+
     def parameters_in(self, *texts: str) -> tuple[str, ...]:
         """Which parameters of the kernel occur in some texts."""
         words = _words(" ".join(texts))
-        return tuple(n for n in ("lse_ptr", *self.inputs, *self.sizes) if n in words)
+        return tuple(n for n in (*self.inputs, *self.sizes) if n in words)
 
 
 def _words(text: str) -> set[str]:
@@ -179,7 +185,10 @@ def gluon_text(
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
     of_tile = ("own_first", "own_last", "full_hi") if ids else ()
     bases = [f"{r.variable}_base" for r in reads if r.base_statement]
-    stored = ["lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len"]
+    stored = ["sink_ptr", "stride_sink_0", "q_len"]
+    kept = [*parameters_of([_OPERANDS]).names, *LENGTHS]
+    kept += ["lse_ptr", "num_q_heads"] if has_lse else []
+    kept += ["keys_ptr"] if bounds.scan else []
     if packs and spec.heads.group is None:
         stored.append("gqa_group")
     return GluonText(
@@ -188,6 +197,7 @@ def gluon_text(
         inputs=inputs,
         sizes=(*parameters_of([sizes]).names, *tiles),
         stored=tuple(n for n in stored if has_lse and ("sink" not in n or n in inputs)),
+        kept=tuple(kept),
         local=("b", "h", "hk", "row_idx", "row_exists", "q_idx", *row_variables, *bases, *of_tile),
         in_bounds=tuple(r.variable for r in reads if r.variable in bounds_words),
         in_mask=tuple(sorted(in_mask)),
@@ -205,6 +215,8 @@ def gluon_text(
         groups=tuple(map(tuple, groups)),
     )
 
+
+LENGTHS = ("q_len", "kv_len")
 
 # What a second walk loads without tensor maps; the last axis is contiguous.
 _OPERANDS = [

@@ -55,7 +55,7 @@ class Memory:
             flat, numbers = self._elements(addresses, pointer.points_to)
             flat[numbers] = data
 
-    def add(self, pointer: Value, amount: object) -> Value:
+    def add(self, pointer: Value, amount: object, sem: str = "acq_rel") -> Value:
         """An atomic addition of one program; the number before it."""
         before = self.load(pointer)
         self.store(pointer, before + amount)

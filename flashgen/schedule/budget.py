@@ -182,7 +182,7 @@ class Budget:
     def least_smem_bytes_of(self, schedule: Schedule) -> int:
         """A lower bound of `smem_bytes_of`, whatever the version of Triton."""
         if schedule.family == "gluon_sm90":
-            return sm90.smem_bytes(schedule, self.problem, return_lse=False)
+            return sm90.smem_bytes(schedule, self.problem)
         return int(self._smem(self.unit(schedule), None)(*self._numbers(schedule)))
 
     def _smem(self, unit: MatmulUnit, triton: TritonVersion | None) -> Callable[..., float]:

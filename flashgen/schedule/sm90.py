@@ -114,9 +114,10 @@ def _of_output(own: Sm90, problem: Problem) -> Iterator[Rejection]:
 def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
     """Every schedule of the family for `bucket`, feasible or not; for few rows those in which
     query heads share tiles, and none where one tile holds all keys."""
+    own_parts = _OWN[NARROW_GROUPS_MB if _is_narrow(problem) else GROUPS_MB]
     for packed_heads in packings(problem, bucket):
         for consumers, block_n, stages in product(CONSUMERS, BLOCKS_N, range(1, MAX_STAGES + 1)):
-            for own in _OWN:
+            for own in own_parts:
                 if (consumers, own.programs_per_sm) not in REGISTERS:
                     continue
                 if packed_heads > 1 and own.direct_out:
@@ -129,6 +130,11 @@ def grid(problem: Problem, bucket: Bucket) -> Iterator[Schedule]:
                     num_stages=stages,
                     sm90=replace(own, packed_heads=packed_heads),
                 )
+
+
+def _is_narrow(problem: Problem) -> bool:
+    """Whether a query tile sees keys between two limits, which move with it."""
+    return any(span.hull.start != -sp.oo or span.scan for span in visibility(problem.spec).spans)
 
 
 def packings(problem: Problem, bucket: Bucket) -> tuple[int, ...]:
@@ -178,7 +184,10 @@ def _unpackable(
         yield Rejection("packed_heads of direct_out", 0, 0, "not served")
 
 
-GROUPS_MB = (4, 32)
+# Of all keys of the heads that are worked on side by side. Where a query tile sees few of them,
+# more heads fit the L2 cache, and the heavy tiles of the last group matter less: 5% for documents,
+# 2% for windows (H200, 16 heads of 16,384 keys).
+GROUPS_MB, NARROW_GROUPS_MB = (4, 32), (64, 256)
 OUTPUTS: tuple[Mapping[str, bool], ...] = (
     {},
     {"separate_out": True},
@@ -188,14 +197,17 @@ OUTPUTS: tuple[Mapping[str, bool], ...] = (
 # registers for anything else (H200, d64 and d128, 2k and 16k keys).
 SHARES: tuple[Mapping[str, Any], ...] = ({}, {"programs_per_sm": 2, "overlapped": False})
 # A program for one tile has use for one q buffer, and more than one need q's buffer for q alone.
-_OWN: tuple[Sm90, ...] = tuple(
-    Sm90(scheduler=scheduler, q_buffers=q_buffers, group_mb=group_mb, **out, **share)
-    for scheduler, q_buffers, out, group_mb, share in product(
-        SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), OUTPUTS, GROUPS_MB, SHARES
+_OWN: Mapping[tuple[int, ...], tuple[Sm90, ...]] = {
+    groups: tuple(
+        Sm90(scheduler=scheduler, q_buffers=q_buffers, group_mb=group_mb, **out, **share)
+        for scheduler, q_buffers, out, group_mb, share in product(
+            SCHEDULERS, range(1, MAX_Q_BUFFERS + 1), OUTPUTS, groups, SHARES
+        )
+        if (q_buffers == 1 or (out and not share and scheduler != "grid"))
+        and (not share or "direct_out" in out)
     )
-    if (q_buffers == 1 or (out and not share and scheduler != "grid"))
-    and (not share or "direct_out" in out)
-)
+    for groups in (GROUPS_MB, NARROW_GROUPS_MB)
+}
 
 
 def is_short(bucket: Bucket) -> bool:
@@ -268,20 +280,20 @@ def _depends_on_head(span: Span, *heads: sp.Symbol) -> bool:
     return any(part.has(*heads) for part in parts)
 
 
-def smem_bytes(schedule: Schedule, problem: Problem, *, return_lse: bool = True) -> int:
-    """Shared memory of one program, exactly as Triton 3.6 to 3.8 allocate it.
+def smem_bytes(schedule: Schedule, problem: Problem) -> int:
+    """Shared memory of one program, exactly as Triton 3.6 to 3.8 allocate it, with lse or without.
 
     Buffers lie one after the other, largest first, each from a multiple of 16 bytes on; then a byte
     for each warp that is not of the first consumer.
     """
     end = 0
-    for size in sorted(_buffers(schedule, problem, return_lse=return_lse), reverse=True):
+    for size in sorted(_buffers(schedule, problem), reverse=True):
         end = -(-end // 16) * 16 + size
     return end + schedule.num_warps - 4
 
 
-def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Iterator[int]:
-    """Bytes of each buffer: tiles, barriers, the slot of the next tile, what roles are given."""
+def _buffers(schedule: Schedule, problem: Problem) -> Iterator[int]:
+    """Bytes of each buffer: tiles, barriers, records of query tiles, what roles are given."""
     own = schedule.sm90 or Sm90()
     q_tiles = schedule.consumers * own.q_buffers
     row_qk, row_v = (
@@ -300,12 +312,11 @@ def _buffers(schedule: Schedule, problem: Problem, *, return_lse: bool) -> Itera
         yield from [BARRIER * ring] * 2
     yield from [BARRIER * q_tiles] * 2
     yield from [BARRIER * schedule.num_stages] * 4
-    if own.scheduler == "dynamic":
-        yield SLOT
-        yield from [BARRIER * 2] * (1 + (own.q_buffers > 1))
-    yield OPERANDS
+    yield PLACES * PLACE
+    yield BARRIER * PLACES
+    yield KEPT
     yield ODD * schedule.consumers
-    yield _given_to_roles(problem, own, return_lse=return_lse)
+    yield _given_to_roles(problem, own)
 
 
 @cache
@@ -321,25 +332,24 @@ def _only_compared_as_ids(spec: AttentionSpec) -> frozenset[str]:
 
 
 BARRIER = 8
-SLOT = 2 * 32 * 4
-OPERANDS = 16 * 8  # pointers and strides of q, k and v, for a second walk
+PLACES, PLACE = 4, 32 * 4  # records of where query tiles are, and which keys they see
+KEPT = 32 * 8  # pointers and strides of q, k, v and out, lengths, ...
 ODD = 16  # a number of each warp of a consumer: whether its rows came out right
 _NUMBERS = 12  # as an argument: a buffer of numbers
 _POINTER, _INT, _RING, _TILES = 8, 4, 16, 28  # as arguments: a ring of barriers, one of tiles
 _AXIS = 4  # more of a ring of tiles for each axis that they have beside the usual four
 
 
-def _given_to_roles(problem: Problem, own: Sm90, *, return_lse: bool) -> int:
+def _given_to_roles(problem: Problem, own: Sm90) -> int:
     """Bytes of the kernel's arguments and buffers that its roles use, handed over in memory."""
     spec, spans = problem.spec, visibility(problem.spec).spans
-    tensor_maps, rings, tiles = 4 - own.direct_out, 6 + 1, 3 + own.separate_out
-    integers = 6 + (spec.heads.group is None) + (own.scheduler != "grid")
+    tensor_maps, rings, tiles = 4 - own.direct_out, 6 + 1 + 2, 3 + own.separate_out
+    has_scan = any(span.scan is not None for span in spans)
+    integers = 7 + (spec.heads.group is None) - has_scan  # which leaves keys, not their number
     integers += any(span.heavy_last for span in spans)  # which counts tiles from the last
-    wide = int(return_lse) + 2 * (spec.sink != "none")
-    if own.scheduler == "dynamic":
-        rings += 2 + (own.q_buffers > 1)  # with one q buffer that is empty when the slot is
-        wide += 1
-    wide += any(span.scan is not None for span in spans)
+    wide = 2 * (spec.sink != "none")
+    wide += own.scheduler == "dynamic"
+    wide += has_scan
     only_ids = _only_compared_as_ids(spec)
     for declared in spec.inputs:
         if declared.name in only_ids:

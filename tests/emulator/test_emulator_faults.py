@@ -72,6 +72,10 @@ def test_one_arrival_too_many_is_named(tmp_path: Path) -> None:
         compared(tmp_path, SPEC, SCHEDULE, SIZES, text=text)
 
 
+def test_a_record_overwritten_while_its_tile_is_attended_shows(tmp_path: Path) -> None:
+    assert seen_wrong(tmp_path, replaced("PLACES = gl.constexpr(4)", "PLACES = gl.constexpr(1)"))
+
+
 def test_a_result_used_before_it_is_waited_for_is_named(tmp_path: Path) -> None:
     text = replaced(
         "scores = warpgroup_mma_wait(1, deps=[scores_due])", "scores = scores_due.result"

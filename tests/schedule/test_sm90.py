@@ -48,88 +48,79 @@ def hopper(
 
 
 # As Triton 3.6.0 and 3.7.1 report it: head dim, schedule, whether lse is written, bytes.
-COMPILED: tuple[tuple[int, Schedule, bool, int], ...] = (
-    (128, hopper(2, 128, 2, "dynamic", separate_out=True), True, 197496),
-    (128, hopper(2, 128, 2, "static", separate_out=True), True, 197192),
-    (128, hopper(2, 128, 2, "static", separate_out=True), False, 197176),
-    (128, hopper(2, 128, 2), True, 164392),
-    (64, hopper(3, 128, 4), True, 156308),
-    (64, hopper(4, 64, 4, "dynamic", direct_out=True), False, 99280),
+COMPILED: tuple[tuple[int, Schedule, int], ...] = (
+    (128, hopper(2, 128, 2, "dynamic", separate_out=True), 197896),
+    (128, hopper(2, 128, 2, "static", separate_out=True), 197880),
+    (128, hopper(2, 128, 2), 165080),
+    (64, hopper(3, 128, 4), 156996),
+    (64, hopper(4, 64, 4, "dynamic", direct_out=True), 99680),
     (
         64,
         hopper(2, 64, 4, "dynamic", direct_out=True, programs_per_sm=2, overlapped=False),
-        False,
-        82824,
+        83224,
     ),
-    (64, hopper(3, 128, 4), False, 156292),
-    (64, hopper(2, 128, 4, "dynamic", separate_out=True), True, 164792),
-    (64, hopper(2, 128, 2, "dynamic", separate_out=True, q_buffers=2), True, 115640),
-    (256, hopper(2, 64, 2), True, 197160),
-    (256, hopper(2, 64, 2, "dynamic"), True, 197464),
-    (32, hopper(3, 128, 4), True, 78484),
+    (64, hopper(2, 128, 4, "dynamic", separate_out=True), 165192),
+    (64, hopper(2, 128, 2, "dynamic", separate_out=True, q_buffers=2), 116008),
+    (256, hopper(2, 64, 2), 197848),
+    (256, hopper(2, 64, 2, "dynamic"), 197864),
+    (32, hopper(3, 128, 4), 79172),
 )
 
 
-@pytest.mark.parametrize(("head_dim", "schedule", "has_lse", "smem"), COMPILED)
+@pytest.mark.parametrize(("head_dim", "schedule", "smem"), COMPILED)
 def test_shared_memory_is_what_the_compiler_reports(
-    head_dim: int, schedule: Schedule, smem: int, *, has_lse: bool
+    head_dim: int, schedule: Schedule, smem: int
 ) -> None:
-    assert sm90.smem_bytes(schedule, problem(head_dim=head_dim), return_lse=has_lse) == smem
+    assert sm90.smem_bytes(schedule, problem(head_dim=head_dim)) == smem
 
 
 def test_inputs_and_sinks_are_handed_to_the_roles() -> None:
     slopes = {"slopes": {"shape": ["q_heads"], "dtype": "fp32"}}
     alibi = problem(score={"alibi": "slopes"}, inputs=slopes)
     dynamic = hopper(2, 128, 2, "dynamic", separate_out=True)
-    assert sm90.smem_bytes(dynamic, alibi) == 197512
+    assert sm90.smem_bytes(dynamic, alibi) == 197912
     bias = problem(score={"bias": {"tensor": "rel"}}, inputs=REL)
-    assert sm90.smem_bytes(hopper(2, 64, 2, "dynamic", separate_out=True), bias) == 164888
+    assert sm90.smem_bytes(hopper(2, 64, 2, "dynamic", separate_out=True), bias) == 165272
     documents = problem(mask=["causal", {"same": "doc"}], inputs=DOC)
-    assert sm90.smem_bytes(dynamic, documents) == 197512
+    assert sm90.smem_bytes(dynamic, documents) == 197896
     scored = documents.spec.replace(score=[{"expr": "s + doc[b, k]"}])
-    assert sm90.smem_bytes(dynamic, Problem(scored, documents.target)) == 197528
+    assert sm90.smem_bytes(dynamic, Problem(scored, documents.target)) == 197928
     sinks = problem(head_dim=64, sink="per_head")
-    assert sm90.smem_bytes(hopper(2, 128, 2), sinks) == 82488
+    assert sm90.smem_bytes(hopper(2, 128, 2), sinks) == 83176
 
 
 # Of a group of 8 whose heads share tiles: q's and the output's have an axis more.
-PACKED: tuple[tuple[int, Schedule, bool, int], ...] = (
-    (128, hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8), True, 197496),
-    (128, hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8), False, 197496),
-    (64, hopper(3, 128, 4, packed_heads=8), True, 156308),
-    (64, hopper(3, 128, 4, packed_heads=8), False, 156292),
-    (256, hopper(2, 64, 2, packed_heads=4), True, 197160),
+PACKED: tuple[tuple[int, Schedule, int], ...] = (
+    (128, hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8), 197896),
+    (64, hopper(3, 128, 4, packed_heads=8), 156996),
+    (256, hopper(2, 64, 2, packed_heads=4), 197848),
     (
         128,
         hopper(2, 128, 2, "static", separate_out=True, q_buffers=2, packed_heads=8),
-        True,
-        229992,
+        230680,
     ),
 )
 
 
-@pytest.mark.parametrize(("head_dim", "schedule", "has_lse", "smem"), PACKED)
+@pytest.mark.parametrize(("head_dim", "schedule", "smem"), PACKED)
 def test_shared_memory_where_heads_share_tiles(
-    head_dim: int, schedule: Schedule, smem: int, *, has_lse: bool
+    head_dim: int, schedule: Schedule, smem: int
 ) -> None:
     grouped = problem(head_dim=head_dim, heads={"group": 8})
-    assert sm90.smem_bytes(schedule, grouped, return_lse=has_lse) == smem
+    assert sm90.smem_bytes(schedule, grouped) == smem
 
 
-@pytest.mark.parametrize(("has_lse", "smem"), [(True, 197512), (False, 197496)])
-def test_shared_memory_where_heads_share_tiles_of_a_causal_mask(
-    smem: int, *, has_lse: bool
-) -> None:
+def test_shared_memory_where_heads_share_tiles_of_a_causal_mask() -> None:
     schedule = hopper(2, 128, 2, "dynamic", separate_out=True, packed_heads=8)
     causal = problem(mask="causal", heads={"group": 8})
-    assert sm90.smem_bytes(schedule, causal, return_lse=has_lse) == smem
+    assert sm90.smem_bytes(schedule, causal) == 197896
 
 
 def test_the_budget_asks_the_family() -> None:
     schedule = hopper(2, 128, 2)
     needs = budget_for(problem(), schedule)
-    assert needs.smem_bytes_of(schedule) == 164392
-    assert needs.least_smem_bytes_of(schedule) == 164376
+    assert needs.smem_bytes_of(schedule) == 165080
+    assert needs.least_smem_bytes_of(schedule) == 165080
     assert needs.regs_per_thread_of(schedule) == 64 + 64 + 32
 
 
@@ -172,7 +163,7 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
     (
         hopper(2, 64, 4, programs_per_sm=2, overlapped=False),
         {},
-        "smem_bytes of an SM: needs 330960 B, target has 233472 B",
+        "smem_bytes of an SM: needs 332336 B, target has 233472 B",
     ),
     (
         hopper(2, 64, 2, separate_out=True, direct_out=True),
@@ -204,7 +195,7 @@ REJECTED: tuple[tuple[Schedule, dict[str, Any], str], ...] = (
         {"head_dim": {"qk": 192, "v": 128}},
         "separate_out or direct_out where head dims differ: must be at least 1 (got 0)",
     ),
-    (hopper(2, 128, 4), {"head_dim": 128}, "smem_bytes: needs 295528 B, target has 232448 B"),
+    (hopper(2, 128, 4), {"head_dim": 128}, "smem_bytes: needs 296216 B, target has 232448 B"),
     (hopper(3, 128, 1), {"head_dim": 128}, ""),
     (hopper(2, 64, 2, packed_heads=8), {"heads": {"group": 6}}, ""),
     (hopper(2, 64, 2, packed_heads=64), {}, ""),

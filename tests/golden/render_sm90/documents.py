@@ -12,7 +12,7 @@ spec
     doc: {shape: [batch, kv_len], dtype: int32}
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197512 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197896 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -324,11 +324,11 @@ def document_keys(
     highest_id = tl.max(tl.where(id_exists, doc_at_q, -2147483648))
     scan_first = tl.minimum(first_key, q_from)
     scan_stop = tl.maximum(stop_key, q_to + 1)
-    first_hits = tl.full([2048], kv_len, tl.int32)
-    last_hits = tl.full([2048], -1, tl.int32)
-    num_good = tl.zeros([2048], tl.int32)
-    for start in tl.range(scan_first, scan_stop, 2048, loop_unroll_factor=4):  # loads together
-        scan_idx = start + tl.arange(0, 2048)
+    first_hits = tl.full([1024], kv_len, tl.int32)
+    last_hits = tl.full([1024], -1, tl.int32)
+    num_good = tl.zeros([1024], tl.int32)
+    for start in tl.range(scan_first, scan_stop, 1024, loop_unroll_factor=4):  # loads together
+        scan_idx = start + tl.arange(0, 1024)
         scan_exists = scan_idx < scan_stop
         ids = tl.load(
             doc_ptr + b * stride_doc_0 + scan_idx * stride_doc_1,
@@ -479,6 +479,12 @@ def register_column(VIEW: gl.constexpr, WIDTH: gl.constexpr):
 def thread_column(VIEW: gl.constexpr):
     PAIRS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, VIEW)))
     return 2 * gl.arange(0, 4, PAIRS)[None, None, :, None]
+
+
+@gluon.jit
+def number_of(column):
+    """Of a register's column: which of a thread's keys of a row that is."""
+    return column // 8 * 2 + column % 2
 
 
 @gluon.jit
@@ -706,17 +712,13 @@ def query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abre
 
 @gluon.jit
 def key_tiles(row_first, keys_ptr, q_len, b, NUM_ROWS: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Key tiles that rows from row_first on see: [lo, hi), one at least, and of these
+    """Key tiles that NUM_ROWS rows from each row_first on see: [lo, hi), one at least, and of these
     [full_lo, full_hi) completely."""
     row_tiles = gl.cdiv(q_len, ROWS)
     tile = gl.minimum(row_first // ROWS, row_tiles - 1)
     found = keys_ptr + 16 + 68 * (b.to(gl.int64) * row_tiles + tile)
     first_key = gl.load(found)
     stop_key = gl.load(found + 1)
-    for other in gl.static_range(1, NUM_ROWS // ROWS):
-        beside = found + 68 * gl.minimum(other, row_tiles - 1 - tile)
-        first_key = gl.minimum(first_key, gl.load(beside))
-        stop_key = gl.maximum(stop_key, gl.load(beside + 1))
     full_first = gl.load(found + 2)
     full_stop = gl.load(found + 3)
     lo = first_key // BLOCK_N
@@ -728,31 +730,47 @@ def key_tiles(row_first, keys_ptr, q_len, b, NUM_ROWS: gl.constexpr, BLOCK_N: gl
 
 
 @gluon.jit
-def same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, HALF: gl.constexpr, BLOCK_N: gl.constexpr):
-    """-inf where a key of half a tile has another id than the row, compared pair by pair. Ids of a
-    whole tile are more than the registers hold beside scores, probs and acc."""
+def same_ids(n_start, i, places, operands, WARPGROUP: gl.constexpr, HALF: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Which keys of half a tile have a row's id, and all others: a bit for each of a thread's keys of a row."""
     VIEW: gl.constexpr = by_thread(BLOCK_N)
-    address = keys_ptr.to(gl.pointer_type(gl.int64))
+    b = placed_number(places, i, BATCH)
+    row_first = placed_number(places, i, FIRST_ROW + WARPGROUP)
+    kept = operands.load(OPERANDS)
+    q_len = kept_number(kept, 16).to(gl.int32)
+    kv_len = kept_number(kept, 17).to(gl.int32)
+    address = kept_number(kept, 20).to(gl.pointer_type(gl.int64))
     doc_ptr = gl.load(address).to(gl.pointer_type(gl.int32))
     stride_doc_0 = gl.load(address + 1)
     stride_doc_1 = 1  # the host sees to that
-    column = register_column(VIEW, BLOCK_N)
-    is_here = (column >= HALF * (BLOCK_N // 2)) & (column < (HALF + 1) * (BLOCK_N // 2))
-    kv_idx = n_start + thread_column(VIEW) + column
-    kv_exists = (kv_idx < kv_len) & is_here
+    of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
+    row_idx = row_first + of_tile[:, None]
+    row_exists = row_idx < q_len
+    q_idx = row_idx + kv_len - q_len
     doc_at_q = gl.load(
         doc_ptr + b * stride_doc_0 + q_idx * stride_doc_1,
         mask=row_exists & (q_idx >= 0),
         other=0,
     )
-    doc_at_k = gl.load(doc_ptr + b * stride_doc_0 + kv_idx * stride_doc_1, mask=kv_exists, other=0)
     doc_at_q = beside_rows(doc_at_q, VIEW)
-    is_seen = (doc_at_q == doc_at_k) | ~is_here
-    return from_view(gl.where(is_seen, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+    column = register_column(VIEW, BLOCK_N)
+    kv_idx = n_start + thread_column(VIEW) + column
+    is_here = (column >= HALF * (BLOCK_N // 2)) & (column < (HALF + 1) * (BLOCK_N // 2))
+    kv_exists = (kv_idx < kv_len) & is_here
+    doc_at_k = gl.load(doc_ptr + b * stride_doc_0 + kv_idx * stride_doc_1, mask=kv_exists, other=0)
+    bits = ((doc_at_q == doc_at_k) | ~is_here).to(gl.int32) << number_of(column)
+    return gl.convert_layout(gl.sum(gl.sum(bits, 3), 1), ROW_STATE, assert_trivial=True)
 
 
 @gluon.jit
-def masked(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
+def only_same(scores, same, BLOCK_N: gl.constexpr):
+    """-inf where a key has another id than the row."""
+    VIEW: gl.constexpr = by_thread(BLOCK_N)
+    is_same = (beside(same, VIEW) >> number_of(register_column(VIEW, BLOCK_N))) & 1
+    return from_view(gl.where(is_same == 1, in_view(scores, VIEW), float("-inf")), BLOCK_N)
+
+
+@gluon.jit
+def masked(scores, n_start, kv_len, q_idx, own_first, BLOCK_N: gl.constexpr, COMPARES: gl.constexpr):
     """-inf where a row does not see a key."""
     scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N, COMPARES)
     scores = up_to(
@@ -761,24 +779,101 @@ def masked(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, f
         BLOCK_N,
         COMPARES,
     )
-    if full_hi < 0:  # documents whose keys lie scattered
-        scores = same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, 0, BLOCK_N)
-        scores = same_ids(scores, n_start, keys_ptr, kv_len, b, row_exists, q_idx, 1, BLOCK_N)
     return scores
+
+
+# A record of a query tile, made by the producer: warpgroup w's numbers stand at LO + w and so on. A
+# record is overwritten by the fourth one after it, when everybody is done with its tile.
+PLACES = gl.constexpr(4)
+LO, FULL_LO, FULL_HI, HI, FIRST_ROW = gl.constexpr(0), gl.constexpr(4), gl.constexpr(8), gl.constexpr(12), gl.constexpr(16)
+ALL_LO, ALL_HI, BATCH, HEAD, EXISTS = gl.constexpr(20), gl.constexpr(21), gl.constexpr(22), gl.constexpr(23), gl.constexpr(24)
+
+
+@gluon.jit
+def place_tile(
+    t, exists, i, places, place_full,
+    keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr,
+):
+    """Find where query tile t is, number i of this program, and its key tiles, and leave the record.
+
+    b, h, its first row; [all_lo, all_hi) of all its rows.
+    """
+    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
+    number = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))  # each thread of the warp makes one
+    warpgroup = number % 4
+    tile_first = m_tile * (ROWS * CONSUMERS)
+    row_first = tile_first + ROWS * warpgroup
+    lo, full_lo, full_hi, hi = key_tiles(row_first, keys_ptr, q_len, b, ROWS, BLOCK_N)
+    has_rows = (warpgroup < CONSUMERS) & (row_first < q_len)
+    all_lo = gl.min(gl.where(has_rows, lo, 1 << 30), 0)
+    all_hi = gl.max(gl.where(has_rows, hi, 0), 0)
+    if Q_BUFFERS > 1:  # a ring in which more than one tile is skipped ahead of probs·v stands still
+        lo = all_lo
+        hi = gl.maximum(hi, all_hi - 1)
+    else:
+        lo = gl.minimum(gl.maximum(lo, all_lo), all_hi - 1)
+    hi = gl.maximum(gl.minimum(hi, all_hi), lo + 1)
+
+    record = gl.where(
+        number < FULL_LO,
+        lo,
+        gl.where(number < FULL_HI, full_lo, gl.where(number < HI, full_hi, hi)),
+    )
+    record = gl.where(number < FIRST_ROW, record, row_first)
+    for_all = gl.where(
+        number == ALL_LO,
+        all_lo,
+        gl.where(number == ALL_HI, all_hi, gl.where(number == BATCH, b, h)),
+    )
+    record = gl.where(
+        number < ALL_LO,
+        record,
+        gl.where(number < EXISTS, for_all, exists.to(gl.int32)),
+    )
+    places.index(i % PLACES).store(record)
+    release(place_full, i, PLACES)
+    return b, h, tile_first, all_lo, all_hi
+
+
+@gluon.jit
+def placed_number(places, i, NUMBER: gl.constexpr):
+    """A number of the record of tile i: the same for all, so that no thread has an address of its own."""
+    return gl.max(
+        places.index(i % PLACES).slice(NUMBER, 1).load(gl.BlockedLayout([1], [32], [4], [0])),
+        0,
+    )
+
+
+@gluon.jit
+def exists_next(places, i, place_full):
+    """Whether there is a query tile number i."""
+    wait_full(place_full, i, PLACES)
+    return placed_number(places, i, EXISTS) > 0
+
+
+@gluon.jit
+def place_of(places, i, WARPGROUP: gl.constexpr):
+    """Where this warpgroup's rows of tile i are, and their key tiles: at least one.
+
+    b, h, row_first; lo, full_lo, full_hi, hi as in `key_tiles`; all_hi, hi of all warpgroups.
+    """
+    return (
+        placed_number(places, i, BATCH), placed_number(places, i, HEAD), placed_number(places, i, FIRST_ROW + WARPGROUP),
+        placed_number(places, i, LO + WARPGROUP), placed_number(places, i, FULL_LO + WARPGROUP),
+        placed_number(places, i, FULL_HI + WARPGROUP), placed_number(places, i, HI + WARPGROUP),
+        placed_number(places, i, ALL_HI),
+    )
 
 
 @gluon.jit
 def produce_tile(
-    t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+    b, h, row_first, lo, hi, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
+    gqa_group, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):
-    """Load query tile t, number i of this program, and its keys from number n on; returns the next n."""
-    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
+    """Load a query tile, number i of this program, and its keys from number n on; returns the next n."""
     hk = h // gqa_group
-    row_first = m_tile * (ROWS * CONSUMERS)
-    lo, _lo, _hi, hi = key_tiles(row_first, keys_ptr, q_len, b, ROWS * CONSUMERS, BLOCK_N)
     fill(k_desc, [b, hk, (hi - 1) * BLOCK_N, 0], k_smem, k_full, k_empty, n, STAGES)
     for c in gl.static_range(CONSUMERS):
         mine = i * CONSUMERS + c
@@ -795,107 +890,58 @@ def produce_tile(
 
 @gluon.jit
 def producer(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
     next_tile_ptr, keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
     SCHEDULER: gl.constexpr,
 ):
-    """One warp: loads, and with the dynamic scheduler claims, one query tile after the other."""
+    """One warp: places and loads, and with the dynamic scheduler claims, one query tile after the other."""
     t = gl.program_id(0)
     i = 0
     n = 0
-    if SCHEDULER == "grid":
-        produce_tile(
-            t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-            BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
+    exists = t < num_tiles
+    more = exists
+    while more:
+        b, h, row_first, lo, hi = place_tile(
+            gl.minimum(t, num_tiles - 1), exists, i, places, place_full,
+            keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+            BLOCK_N, CONSUMERS, Q_BUFFERS,
         )
-    else:
-        while t < num_tiles:
+        more = exists & (SCHEDULER != "grid")
+        if exists:
             n = produce_tile(
-                t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+                b, h, row_first, lo, hi, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-                BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
+                gqa_group, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
             )
             if SCHEDULER == "dynamic":  # claimed when the loads of this tile are out: earlier costs 4%
-                t = gl.atomic_add(next_tile_ptr, 1) + gl.num_programs(0)
-                if Q_BUFFERS > 1:
-                    mbarrier.wait(t_empty.index(i % 2), ((i // 2) & 1) ^ 1)
-                slot = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-                t_smem.index(i % 2).store(slot + t)
-                release(t_full, i, 2)
+                t = gl.atomic_add(next_tile_ptr, 1, sem="relaxed") + gl.num_programs(0)
             else:
                 t += gl.num_programs(0)
             i += 1
-
-
-@gluon.jit
-def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr, Q_BUFFERS: gl.constexpr):
-    """The query tile after tile t, number i of this program.
-
-    With one q buffer its slot is free again when q's buffer of tile i is."""
-    if SCHEDULER == "dynamic":
-        wait_full(t_full, i, 2)
-        slot = t_smem.index(i % 2).slice(0, 1)  # the same for all: no address of each thread
-        t = gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-        if Q_BUFFERS > 1:
-            release(t_empty, i, 2)
-    else:
-        t += gl.num_programs(0)
-    return t
-
-
-@gluon.jit
-def place_of(
-    t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr,
-):
-    """Where this warpgroup's rows of query tile t are, and their key tiles: at least one.
-
-    b, h, row_first; lo, full_lo, full_hi, hi as in `key_tiles`; [all_lo, all_hi) of all warpgroups.
-    """
-    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
-    tile_first = m_tile * (ROWS * CONSUMERS)
-    row_first = tile_first + ROWS * WARPGROUP
-    all_lo, _lo, _hi, all_hi = key_tiles(tile_first, keys_ptr, q_len, b, ROWS * CONSUMERS, BLOCK_N)
-    lo, full_lo, full_hi, hi = key_tiles(row_first, keys_ptr, q_len, b, ROWS, BLOCK_N)
-    if Q_BUFFERS > 1:  # a ring in which more than one tile is skipped ahead of probs·v stands still
-        lo = all_lo
-        hi = gl.maximum(hi, all_hi - 1)
-    else:
-        lo = gl.minimum(gl.maximum(lo, all_lo), all_hi - 1)
-    hi = gl.maximum(gl.minimum(hi, all_hi), lo + 1)
-    return b, h, row_first, lo, full_lo, full_hi, hi, all_lo, all_hi
+            exists = t < num_tiles
 
 
 @gluon.jit
 def first_softmax(
-    scores, n_start, b, row_first, full_hi, own_first, dtype: gl.constexpr,
-    keys_ptr, q_len, kv_len, BLOCK_N: gl.constexpr,
+    scores, n_start, row_first, full_hi, own_first, dtype: gl.constexpr,
+    q_len, kv_len, i, places, operands, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
 ):
     """probs of the rows' last key tile, as an operand; m_i, raise_at, l_i."""
     of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
     row_idx = row_first + of_tile[:, None]
-    row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
     zeros = gl.zeros([ROWS, 4], gl.float32, ROW_STATE)
     m_i, raise_at, l_i = zeros, zeros + float("-inf"), zeros
-    scores = masked(
-        scores,
-        n_start,
-        keys_ptr,
-        kv_len,
-        b,
-        row_exists,
-        q_idx,
-        own_first,
-        full_hi,
-        BLOCK_N,
-        BLOCK_N <= 64,
-    )
+    scores = masked(scores, n_start, kv_len, q_idx, own_first, BLOCK_N, BLOCK_N <= 64)
+    if full_hi < 0:
+        for half in gl.static_range(2):  # ids of all keys are more than the registers hold
+            scores = only_same(
+                scores,
+                same_ids(n_start, i, places, operands, WARPGROUP, half, BLOCK_N),
+                BLOCK_N,
+            )
     probs, m_i, raise_at, l_i, _alpha = softmax_step(
         scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
     )
@@ -903,19 +949,49 @@ def first_softmax(
 
 
 @gluon.jit
+def masked_inside(scores, n_start, full_hi, i, places, operands, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr):
+    """-inf where a row does not see a key of a tile that is not its last. What no register is left for in
+    the loop over keys is read again."""
+    row_first = placed_number(places, i, FIRST_ROW + WARPGROUP)
+    b = placed_number(places, i, BATCH)
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
+    row_tiles = gl.cdiv(q_len, ROWS)
+    tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    keys_ptr = kept_number(operands.load(OPERANDS), 20).to(gl.pointer_type(gl.int32))
+    own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
+    own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
+    own_first = gl.load(own_keys)
+    of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
+    row_idx = row_first + of_tile[:, None]
+    q_idx = row_idx + kv_len - q_len
+    scores = up_to(
+        scores,
+        late(gl.where(q_idx >= 0, q_idx, -1), n_start) - n_start,
+        BLOCK_N,
+        BLOCK_N <= 64,
+    )
+    scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N, BLOCK_N <= 64)
+    if full_hi < 0:
+        for half in gl.static_range(2):  # ids of all keys are more than the registers hold
+            scores = only_same(
+                scores,
+                same_ids(n_start, i, places, operands, WARPGROUP, half, BLOCK_N),
+                BLOCK_N,
+            )
+    return scores
+
+
+@gluon.jit
 def walk(
-    q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first, own_first,
+    q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    keys_ptr, q_len, kv_len, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAPPED: gl.constexpr,
+    i, places, operands, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
     """The rows' other key tiles, right to left: acc without the last one's share, and that one's
     probs; m_i, raise_at, l_i; its number in the rings."""
     acc = gl.zeros([ROWS, HEAD_DIM_V_PADDED], gl.float32, accumulator(HEAD_DIM_V_PADDED))
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
-    of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
-    row_idx = row_first + of_tile[:, None]
-    row_exists = row_idx < q_len
-    q_idx = row_idx + kv_len - q_len
     for step in range(1, hi - lo):
         j = hi - 1 - step
         n_start = (hi - 1 - step) * BLOCK_N
@@ -936,39 +1012,17 @@ def walk(
             scores_due = warpgroup_mma(q_tile, k_tile, unused, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores_due])
         release(k_empty, n + 1, STAGES)
-        if j >= full_hi:  # some rows do not see the last keys
-            scores = up_to(
+        if (j < full_lo) | (j >= full_hi):
+            scores = masked_inside(
                 scores,
-                late(gl.where(q_idx >= 0, q_idx, -1), n_start) - n_start,
+                n_start,
+                full_hi,
+                i,
+                places,
+                operands,
+                WARPGROUP,
                 BLOCK_N,
-                BLOCK_N <= 64,
             )
-            if full_hi < 0:  # documents whose keys lie scattered
-                scores = same_ids(
-                    scores,
-                    n_start,
-                    keys_ptr,
-                    kv_len,
-                    b,
-                    row_exists,
-                    q_idx,
-                    0,
-                    BLOCK_N,
-                )
-        if j < full_lo:  # some rows do not see the first keys
-            scores = from_on(scores, late(own_first, n_start) - n_start, BLOCK_N, BLOCK_N <= 64)
-            if full_hi < 0:  # documents whose keys lie scattered
-                scores = same_ids(
-                    scores,
-                    n_start,
-                    keys_ptr,
-                    kv_len,
-                    b,
-                    row_exists,
-                    q_idx,
-                    1,
-                    BLOCK_N,
-                )
         next_probs, m_i, raise_at, l_i, alpha = softmax_step(
             scores, m_i, raise_at, l_i, QK_SCALE_LOG2, BLOCK_N
         )
@@ -982,9 +1036,12 @@ def walk(
 
 
 @gluon.jit
-def store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len):
+def store_lse(m_row, l_row, b, h, row_first, operands, q_len):
+    kept = operands.load(OPERANDS)
+    lse_ptr = kept_number(kept, 18).to(gl.pointer_type(gl.float32))
+    num_q_heads = kept_number(kept, 19)
     lse = (m_row + gl.log2(l_row)) * LN_2
-    lse_base = lse_ptr + (b * num_q_heads + h).to(gl.int64) * q_len + row_first
+    lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
     rows = gl.arange(0, ROWS, l_row.type.layout)
     gl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
@@ -1021,21 +1078,22 @@ def is_odd(acc, m_row, l_row, odd_smem):
     return gl.max(odd_smem.load(gl.BlockedLayout([4], [32], [4], [0])), 0) > 0
 
 
-OPERANDS = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))  # a thread has all of them
+KEPT = gl.constexpr(32)
+OPERANDS = gl.constexpr(gl.BlockedLayout([KEPT.value], [32], [4], [0]))  # a thread has all of them
 
 
 @gluon.jit
 def keep(numbers):
-    """Up to 16 numbers in shared memory: a register each would be one too many."""
-    kept = gl.zeros([16], gl.int64, OPERANDS)
+    """Numbers in shared memory: a register each would be one too many."""
+    kept = gl.zeros([KEPT], gl.int64, OPERANDS)
     for number in gl.static_range(len(numbers)):
-        kept = gl.where(gl.arange(0, 16, OPERANDS) == number, numbers[number].to(gl.int64), kept)
-    return gl.allocate_shared_memory(gl.int64, [16], gl.SwizzledSharedLayout(1, 1, 1, [0]), kept)
+        kept = gl.where(gl.arange(0, KEPT, OPERANDS) == number, numbers[number].to(gl.int64), kept)
+    return gl.allocate_shared_memory(gl.int64, [KEPT], gl.SwizzledSharedLayout(1, 1, 1, [0]), kept)
 
 
 @gluon.jit
 def kept_number(kept, NUMBER: gl.constexpr):
-    return gl.sum(gl.where(gl.arange(0, 16, OPERANDS) == NUMBER, kept, 0), 0)
+    return gl.sum(gl.where(gl.arange(0, KEPT, OPERANDS) == NUMBER, kept, 0), 0)
 
 
 @gluon.jit
@@ -1050,7 +1108,7 @@ def fragment(base, rows, cols, row_stride, col_stride, row_stop, col_stop):
 
 
 @gluon.jit
-def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, COMPARES: gl.constexpr):
+def walk_again(i, places, operands, WARPGROUP: gl.constexpr, b, h, row_first, first_key, stop_key, dtype: gl.constexpr, gqa_group, q_len, kv_len, COMPARES: gl.constexpr):
     """Rows of a warpgroup over keys [first_key, stop_key), DIMS_AGAIN of the output's dims after the
     other: scores in natural units until the exponent, V kept from rows that do not see it."""
     BLOCK_N: gl.constexpr = KEYS_AGAIN
@@ -1072,14 +1130,13 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
     hk = h // gqa_group
     of_tile = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))
     row_idx = row_first + of_tile[:, None]
-    row_exists = row_idx < q_len
     row_tiles = gl.cdiv(q_len, ROWS)
     tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    keys_ptr = kept_number(operands.load(OPERANDS), 20).to(gl.pointer_type(gl.int32))
     own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
     own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
     own_first = gl.load(own_keys)
     q_idx = row_idx + kv_len - q_len
-    full_hi = -1  # ids are compared
     kept = operands.load(OPERANDS)
     q_base = kept_number(kept, 0).to(gl.pointer_type(dtype))
     q_base += b * kept_number(kept, 4) + h * kept_number(kept, 5)
@@ -1124,19 +1181,13 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                 scores = mma_v2(q_part, k_part, scores)
             scores = gl.convert_layout(scores, SCORES, assert_trivial=True)
             scores = scores * 0.08838834764831843
-            scores = masked(
-                scores,
-                n_start,
-                keys_ptr,
-                kv_len,
-                b,
-                row_exists,
-                q_idx,
-                own_first,
-                full_hi,
-                BLOCK_N,
-                COMPARES,
-            )
+            scores = masked(scores, n_start, kv_len, q_idx, own_first, BLOCK_N, COMPARES)
+            for half in gl.static_range(2):
+                scores = only_same(
+                    scores,
+                    same_ids(n_start, i, places, operands, WARPGROUP, half, BLOCK_N),
+                    BLOCK_N,
+                )
             m_new = gl.maximum(m_i, gl.max(scores, 1))
             m_safe = gl.where(m_new == float("-inf"), 0.0, m_new)  # keep -inf - -inf out
             probs = gl.exp2((scores - m_safe[:, None]) * LOG2_E)
@@ -1165,7 +1216,22 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                     num_finite,
                 )
             num_finite = gl.convert_layout(num_finite, SCORES, assert_trivial=True)
-            is_seen = masked(gl.zeros_like(scores), n_start, keys_ptr, kv_len, b, row_exists, q_idx, own_first, full_hi, BLOCK_N, COMPARES) == 0.0
+            is_seen = masked(
+                gl.zeros_like(scores),
+                n_start,
+                kv_len,
+                q_idx,
+                own_first,
+                BLOCK_N,
+                COMPARES,
+            )
+            for half in gl.static_range(2):
+                is_seen = only_same(
+                    is_seen,
+                    same_ids(n_start, i, places, operands, WARPGROUP, half, BLOCK_N),
+                    BLOCK_N,
+                )
+            is_seen = is_seen == 0.0
             probs = gl.where(
                 (num_finite < gl.cdiv(HEAD_DIM_V, DIMS_AGAIN) * DIMS_AGAIN) & is_seen,
                 float("nan"),
@@ -1181,28 +1247,32 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
         place = o_base + out_rows.to(gl.int64) * stride_om + (out_dim + out_cols)
         there = (out_rows < q_len) & (out_dim + out_cols < HEAD_DIM_V)
         gl.store(place, (acc / gl.where(l_row == 0.0, 1.0, l_row)).to(dtype), mask=there)
-        store_lse(m_i * LOG2_E, l_i, b, h, row_first, lse_ptr, num_q_heads, q_len)
+        store_lse(m_i * LOG2_E, l_i, b, h, row_first, operands, q_len)
 
 
 @gluon.jit
 def store_rows(
-    acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
-    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
-    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, COMPARES: gl.constexpr,
+    acc, m_row, l_row, i, places, out_desc, out_smem, operands, odd_smem,
+    gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
+    SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, COMPARES: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
     if SEPARATE_OUT:  # the tile before may still be on its way from the buffer
         tma.store_wait(0)
+    # Read anew, as no register is left for it in the loop over keys.
+    b, h = placed_number(places, i, BATCH), placed_number(places, i, HEAD)
+    row_first = placed_number(places, i, FIRST_ROW + WARPGROUP)
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
     if is_odd(acc, m_row, l_row, odd_smem):
-        b, h, row_first, lo, _full_lo, _full_hi, hi, _all_lo, _all_hi = place_of(  # anew: nobody keeps lo and hi
-            t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-        )
+        lo = placed_number(places, i, LO + WARPGROUP)
+        hi = placed_number(places, i, HI + WARPGROUP)
         walk_again(
-            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, COMPARES
+            i, places, operands, WARPGROUP, b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, out_smem.dtype, gqa_group, q_len, kv_len, COMPARES
         )
     else:
-        store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len)
+        store_lse(m_row, l_row, b, h, row_first, operands, q_len)
         scale = 1.0 / gl.where(l_row == 0.0, 1.0, l_row)
         acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, ACC))[:, None]
         if DIRECT_OUT:
@@ -1216,30 +1286,28 @@ def store_rows(
 
 @gluon.jit
 def attend_tile(
-    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+    i, n, out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
-    """This warpgroup's rows of query tile t, number i of this program; returns the next n.
+    """This warpgroup's rows of this program's query tile number i; returns the next n.
 
     n: the number, in the rings, of the tile's first key tile.
     """
-    b, h, row_first, lo, full_lo, full_hi, hi, all_lo, all_hi = place_of(
-        t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1
-    )
+    b, _h, row_first, lo, full_lo, full_hi, hi, all_hi = place_of(places, i, WARPGROUP)
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
     row_tiles = gl.cdiv(q_len, ROWS)
     tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    keys_ptr = kept_number(operands.load(OPERANDS), 20).to(gl.pointer_type(gl.int32))
     own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
     own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
     own_first = gl.load(own_keys)
-    next_n = n + all_hi - all_lo
     for _skipped in range(hi, all_hi):  # key tiles that only other warpgroups see
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
-    mine = i * CONSUMERS + WARPGROUP
-    wait_full(q_full, mine, CONSUMERS)
-    q_tile = rows_of(q_smem, mine, CONSUMERS)
+    mbarrier.wait(q_full.index(WARPGROUP), i & 1)
+    q_tile = rows_of(q_smem, WARPGROUP, CONSUMERS)
     wait_full(k_full, n, STAGES)
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
     k_tile = rows_of(k_smem, n, STAGES).permute((1, 0))
@@ -1247,15 +1315,15 @@ def attend_tile(
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, own_first, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
+        scores, (hi - 1) * BLOCK_N, row_first, full_hi, own_first, v_smem.dtype, q_len, kv_len, i, places, operands, WARPGROUP, BLOCK_N
     )
     acc, probs, m_i, raise_at, l_i, n = walk(
-        q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first, own_first,
+        q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi,
         k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-        keys_ptr, q_len, kv_len, BLOCK_N, STAGES, OVERLAPPED,
+        i, places, operands, WARPGROUP, BLOCK_N, STAGES, OVERLAPPED,
     )
     if SEPARATE_OUT or DIRECT_OUT:
-        release(q_empty, mine, CONSUMERS)
+        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)
     wait_full(v_full, n, STAGES)
     acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
     m_row, l_row = of_rows(m_i, l_i, accumulator(BLOCK_N))
@@ -1263,39 +1331,40 @@ def attend_tile(
     release(v_empty, n, STAGES)
     n += 1
     store_rows(
-        acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-        lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT, not OVERLAPPED,
+        acc, m_row, l_row, i, places, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
+        gqa_group, WARPGROUP, BLOCK_N, SEPARATE_OUT, DIRECT_OUT, not OVERLAPPED,
     )
     if not (SEPARATE_OUT or DIRECT_OUT):  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
-        release(q_empty, mine, CONSUMERS)
-    for _skipped in range(all_lo, lo):
+        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)
+    for _skipped in range(placed_number(places, i, ALL_LO), placed_number(places, i, LO + WARPGROUP)):
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
-    return next_n
+    return n
 
 
 @gluon.jit
 def attend_tiles_piped(
-    t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, DIRECT_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
+    out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+    gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    Q_BUFFERS: gl.constexpr, DIRECT_OUT: gl.constexpr,
 ):
-    """This warpgroup's rows of tile t and of those after it; the first q·k of a tile runs together
+    """This warpgroup's rows of this program's query tiles; the first q·k of a tile runs together
     with the last probs·v of the tile before it, which pays where tiles are short."""
     RING: gl.constexpr = Q_BUFFERS * CONSUMERS
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
-    b, h, row_first, lo, full_lo, full_hi, hi, _all_lo, all_hi = place_of(
-        t, keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-    )
+    i = 0
+    n = 0
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
+    exists = exists_next(places, i, place_full)
+    b, _h, row_first, lo, full_lo, full_hi, hi, all_hi = place_of(places, i, WARPGROUP)
     row_tiles = gl.cdiv(q_len, ROWS)
     tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+    keys_ptr = kept_number(operands.load(OPERANDS), 20).to(gl.pointer_type(gl.int32))
     own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
     own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
     own_first = gl.load(own_keys)
-    i = 0
-    n = 0
     for _skipped in range(hi, all_hi):
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
     wait_full(q_full, WARPGROUP, RING)
@@ -1306,27 +1375,24 @@ def attend_tiles_piped(
     scores = warpgroup_mma_wait(0, deps=[scores_due])
     release(k_empty, n, STAGES)
     probs, m_i, raise_at, l_i = first_softmax(
-        scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, own_first, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
+        scores, (hi - 1) * BLOCK_N, row_first, full_hi, own_first, v_smem.dtype, q_len, kv_len, i, places, operands, WARPGROUP, BLOCK_N
     )
-    while t < num_tiles:
+    while exists:
         q_tile = rows_of(q_smem, i * CONSUMERS + WARPGROUP, RING)
         acc, probs, m_i, raise_at, l_i, n = walk(
-            q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi, b, row_first, own_first,
+            q_tile, probs, m_i, raise_at, l_i, n, lo, full_lo, full_hi, hi,
             k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-            keys_ptr, q_len, kv_len, BLOCK_N, STAGES, True,
+            i, places, operands, WARPGROUP, BLOCK_N, STAGES, True,
         )
         release(q_empty, i * CONSUMERS + WARPGROUP, RING)
-        t_done, b_done, h_done, row_done = t, b, h, row_first
 
         # Without a next tile it computes on what is left in the buffers, for nothing.
-        t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER, Q_BUFFERS)
         i += 1
-        exists = t < num_tiles
-        b, h, row_first, lo, full_lo, full_hi, hi, _all_lo, all_hi = place_of(
-            gl.minimum(t, num_tiles - 1), keys_ptr, num_q_heads, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-        )
+        exists = exists_next(places, i, place_full)
+        b, _h, row_first, lo, full_lo, full_hi, hi, all_hi = place_of(places, i, WARPGROUP)
         row_tiles = gl.cdiv(q_len, ROWS)
         tile = gl.minimum(row_first // ROWS, row_tiles - 1)
+        keys_ptr = kept_number(operands.load(OPERANDS), 20).to(gl.pointer_type(gl.int32))
         own_keys = keys_ptr + 20 + 68 * (b.to(gl.int64) * row_tiles + tile)
         own_keys += gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(BLOCK_N)))[:, None]
         own_first = gl.load(own_keys)
@@ -1352,7 +1418,7 @@ def attend_tiles_piped(
         scores = warpgroup_mma_wait(1, deps=[scores_due])
         release(k_empty, first, STAGES, exists)
         next_probs, m_i, raise_at, l_i = first_softmax(
-            scores, (hi - 1) * BLOCK_N, b, row_first, full_hi, own_first, v_smem.dtype, keys_ptr, q_len, kv_len, BLOCK_N
+            scores, (hi - 1) * BLOCK_N, row_first, full_hi, own_first, v_smem.dtype, q_len, kv_len, i, places, operands, WARPGROUP, BLOCK_N
         )
         acc, probs = warpgroup_mma_wait(0, deps=[acc_due, probs])
         probs = next_probs
@@ -1362,47 +1428,40 @@ def attend_tiles_piped(
             release(v_empty, n + 1 + ahead, STAGES)
         n = first
         store_rows(
-            acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT, False,
+            acc, m_row, l_row, i - 1, places, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
+            gqa_group, WARPGROUP, BLOCK_N, not DIRECT_OUT, DIRECT_OUT, False,
         )
 
 
 @gluon.jit
 def consumer(
-    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+    gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
     """A warpgroup: its 64 rows of one query tile after the other."""
-    t = gl.program_id(0)
-    i = 0
-    n = 0
-    if SCHEDULER == "grid":
-        attend_tile(
-            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
-        )
-    elif Q_BUFFERS > 1:
+    if Q_BUFFERS > 1:
         attend_tiles_piped(
-            t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-            lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, DIRECT_OUT, SCHEDULER,
+            out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+            q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+            gqa_group, WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, DIRECT_OUT,
         )
     else:
-        while t < num_tiles:
+        i = 0
+        n = 0
+        exists = exists_next(places, i, place_full)
+        while exists:
             n = attend_tile(
-                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+                i, n, out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-                WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
+                gqa_group, WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
             )
-            t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER, Q_BUFFERS)
             i += 1
+            if SCHEDULER == "grid":
+                exists = i < 1
+            else:
+                exists = exists_next(places, i, place_full)
     tma.store_wait(0)
 
 
@@ -1431,14 +1490,15 @@ def attention_fwd_sm90(
     k_empty = barriers(STAGES, CONSUMERS)
     v_full = barriers(STAGES, 1)
     v_empty = barriers(STAGES, CONSUMERS)
-    t_smem = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    t_full = barriers(2, 1)
-    t_empty = t_full
-    if Q_BUFFERS > 1:
-        t_empty = barriers(2, CONSUMERS)
+    places = gl.allocate_shared_memory(
+        gl.int32,
+        [PLACES, 32],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]),
+    )
+    place_full = barriers(PLACES, 1)
     operands = keep((
-        q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm,
-        stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+        q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm, stride_kb,
+        stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, q_len, kv_len, lse_ptr, num_q_heads, keys_ptr,
     ))
     odd_smem = gl.allocate_shared_memory(
         gl.int32,
@@ -1450,20 +1510,20 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1475,20 +1535,20 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1500,26 +1560,26 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1531,32 +1591,32 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, keys_ptr, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                gqa_group,
                 3, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, keys_ptr, num_q_heads, gqa_group, q_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1613,8 +1673,7 @@ def run(kernel, options, q, k, v, doc, out, lse):
                 keys,
                 q_len, kv_len,
                 BLOCK_M=64,
-                num_warps=8,
-                maxnreg=128,  # two programs on an SM: 16384 rows at once
+                num_warps=4,
             )
             kernel[(programs,)](
                 tensor_map(q, 64, 128),

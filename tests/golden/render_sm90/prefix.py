@@ -12,7 +12,7 @@ spec
   layout: bshd
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
-  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197512 B of 232448 B
+  q_len any, kv_len any: gluon_sm90 128x128 12 warps 2 stages dynamic own output buffer 32 MiB abreast, 197912 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
@@ -525,7 +525,7 @@ def query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abre
 
 @gluon.jit
 def key_tiles(row_first, prefix_ptr, stride_prefix_0, q_len, kv_len, b, NUM_ROWS: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Key tiles that rows from row_first on see: [lo, hi), one at least, and of these
+    """Key tiles that NUM_ROWS rows from each row_first on see: [lo, hi), one at least, and of these
     [full_lo, full_hi) completely."""
     row_last = gl.minimum(row_first + NUM_ROWS, q_len) - 1
     q_first = row_first + kv_len - q_len
@@ -552,27 +552,104 @@ def masked(scores, n_start, kv_len, q_idx, prefix_at_b, BLOCK_N: gl.constexpr, C
     return scores
 
 
+# A record of a query tile, made by the producer: warpgroup w's numbers stand at LO + w and so on. A
+# record is overwritten by the fourth one after it, when everybody is done with its tile.
+PLACES = gl.constexpr(4)
+LO, FULL_LO, FULL_HI, HI, FIRST_ROW = gl.constexpr(0), gl.constexpr(4), gl.constexpr(8), gl.constexpr(12), gl.constexpr(16)
+ALL_LO, ALL_HI, BATCH, HEAD, EXISTS = gl.constexpr(20), gl.constexpr(21), gl.constexpr(22), gl.constexpr(23), gl.constexpr(24)
+
+
 @gluon.jit
-def produce_tile(
-    t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
+def place_tile(
+    t, exists, i, places, place_full,
+    prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):
-    """Load query tile t, number i of this program, and its keys from number n on; returns the next n."""
+    """Find where query tile t is, number i of this program, and its key tiles, and leave the record.
+
+    b, h, its first row; [all_lo, all_hi) of all its rows.
+    """
     m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
-    hk = h // gqa_group
-    row_first = m_tile * (ROWS * CONSUMERS)
-    lo, _lo, _hi, hi = key_tiles(
+    number = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))  # each thread of the warp makes one
+    warpgroup = number % 4
+    tile_first = m_tile * (ROWS * CONSUMERS)
+    row_first = tile_first + ROWS * warpgroup
+    lo, full_lo, full_hi, hi = key_tiles(
         row_first,
         prefix_ptr,
         stride_prefix_0,
         q_len,
         kv_len,
         b,
-        ROWS * CONSUMERS,
+        ROWS,
         BLOCK_N,
     )
+    has_rows = (warpgroup < CONSUMERS) & (row_first < q_len)
+    all_lo = 0
+    all_hi = gl.max(gl.where(has_rows, hi, 0), 0)
+    if Q_BUFFERS > 1:  # a ring in which more than one tile is skipped ahead of probs·v stands still
+        hi = gl.maximum(hi, all_hi - 1)
+    hi = gl.maximum(gl.minimum(hi, all_hi), lo + 1)
+
+    record = gl.where(
+        number < FULL_LO,
+        lo,
+        gl.where(number < FULL_HI, full_lo, gl.where(number < HI, full_hi, hi)),
+    )
+    record = gl.where(number < FIRST_ROW, record, row_first)
+    for_all = gl.where(
+        number == ALL_LO,
+        all_lo,
+        gl.where(number == ALL_HI, all_hi, gl.where(number == BATCH, b, h)),
+    )
+    record = gl.where(
+        number < ALL_LO,
+        record,
+        gl.where(number < EXISTS, for_all, exists.to(gl.int32)),
+    )
+    places.index(i % PLACES).store(record)
+    release(place_full, i, PLACES)
+    return b, h, tile_first, all_lo, all_hi
+
+
+@gluon.jit
+def placed_number(places, i, NUMBER: gl.constexpr):
+    """A number of the record of tile i: the same for all, so that no thread has an address of its own."""
+    return gl.max(
+        places.index(i % PLACES).slice(NUMBER, 1).load(gl.BlockedLayout([1], [32], [4], [0])),
+        0,
+    )
+
+
+@gluon.jit
+def exists_next(places, i, place_full):
+    """Whether there is a query tile number i."""
+    wait_full(place_full, i, PLACES)
+    return placed_number(places, i, EXISTS) > 0
+
+
+@gluon.jit
+def place_of(places, i, WARPGROUP: gl.constexpr):
+    """Where this warpgroup's rows of tile i are, and their key tiles: at least one.
+
+    b, h, row_first; lo, full_lo, full_hi, hi as in `key_tiles`; all_hi, hi of all warpgroups.
+    """
+    return (
+        placed_number(places, i, BATCH), placed_number(places, i, HEAD), placed_number(places, i, FIRST_ROW + WARPGROUP),
+        placed_number(places, i, LO + WARPGROUP), placed_number(places, i, FULL_LO + WARPGROUP),
+        placed_number(places, i, FULL_HI + WARPGROUP), placed_number(places, i, HI + WARPGROUP),
+        placed_number(places, i, ALL_HI),
+    )
+
+
+@gluon.jit
+def produce_tile(
+    b, h, row_first, lo, hi, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    gqa_group, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
+):
+    """Load a query tile, number i of this program, and its keys from number n on; returns the next n."""
+    hk = h // gqa_group
     fill(k_desc, [b, hk, (hi - 1) * BLOCK_N, 0], k_smem, k_full, k_empty, n, STAGES)
     for c in gl.static_range(CONSUMERS):
         mine = i * CONSUMERS + c
@@ -589,95 +666,37 @@ def produce_tile(
 
 @gluon.jit
 def producer(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
     next_tile_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_BUFFERS: gl.constexpr,
     SCHEDULER: gl.constexpr,
 ):
-    """One warp: loads, and with the dynamic scheduler claims, one query tile after the other."""
+    """One warp: places and loads, and with the dynamic scheduler claims, one query tile after the other."""
     t = gl.program_id(0)
     i = 0
     n = 0
-    if SCHEDULER == "grid":
-        produce_tile(
-            t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-            BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
+    exists = t < num_tiles
+    more = exists
+    while more:
+        b, h, row_first, lo, hi = place_tile(
+            gl.minimum(t, num_tiles - 1), exists, i, places, place_full,
+            prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
+            BLOCK_N, CONSUMERS, Q_BUFFERS,
         )
-    else:
-        while t < num_tiles:
+        more = exists & (SCHEDULER != "grid")
+        if exists:
             n = produce_tile(
-                t, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
+                b, h, row_first, lo, hi, i, n, q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-                BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
+                gqa_group, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS,
             )
             if SCHEDULER == "dynamic":  # claimed when the loads of this tile are out: earlier costs 4%
-                t = gl.atomic_add(next_tile_ptr, 1) + gl.num_programs(0)
-                if Q_BUFFERS > 1:
-                    mbarrier.wait(t_empty.index(i % 2), ((i // 2) & 1) ^ 1)
-                slot = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-                t_smem.index(i % 2).store(slot + t)
-                release(t_full, i, 2)
+                t = gl.atomic_add(next_tile_ptr, 1, sem="relaxed") + gl.num_programs(0)
             else:
                 t += gl.num_programs(0)
             i += 1
-
-
-@gluon.jit
-def next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER: gl.constexpr, Q_BUFFERS: gl.constexpr):
-    """The query tile after tile t, number i of this program.
-
-    With one q buffer its slot is free again when q's buffer of tile i is."""
-    if SCHEDULER == "dynamic":
-        wait_full(t_full, i, 2)
-        slot = t_smem.index(i % 2).slice(0, 1)  # the same for all: no address of each thread
-        t = gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-        if Q_BUFFERS > 1:
-            release(t_empty, i, 2)
-    else:
-        t += gl.num_programs(0)
-    return t
-
-
-@gluon.jit
-def place_of(
-    t, prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr,
-):
-    """Where this warpgroup's rows of query tile t are, and their key tiles: at least one.
-
-    b, h, row_first; lo, full_lo, full_hi, hi as in `key_tiles`; [all_lo, all_hi) of all warpgroups.
-    """
-    m_tile, b, h = query_tile(t, num_q_heads, num_m_tiles, tiles_abreast, num_heads, heads_abreast)
-    tile_first = m_tile * (ROWS * CONSUMERS)
-    row_first = tile_first + ROWS * WARPGROUP
-    all_lo, _lo, _hi, all_hi = key_tiles(
-        tile_first,
-        prefix_ptr,
-        stride_prefix_0,
-        q_len,
-        kv_len,
-        b,
-        ROWS * CONSUMERS,
-        BLOCK_N,
-    )
-    lo, full_lo, full_hi, hi = key_tiles(
-        row_first,
-        prefix_ptr,
-        stride_prefix_0,
-        q_len,
-        kv_len,
-        b,
-        ROWS,
-        BLOCK_N,
-    )
-    if Q_BUFFERS > 1:  # a ring in which more than one tile is skipped ahead of probs·v stands still
-        hi = gl.maximum(hi, all_hi - 1)
-    hi = gl.maximum(gl.minimum(hi, all_hi), lo + 1)
-    return b, h, row_first, lo, full_lo, full_hi, hi, all_lo, all_hi
+            exists = t < num_tiles
 
 
 @gluon.jit
@@ -753,9 +772,12 @@ def walk(
 
 
 @gluon.jit
-def store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len):
+def store_lse(m_row, l_row, b, h, row_first, operands, q_len):
+    kept = operands.load(OPERANDS)
+    lse_ptr = kept_number(kept, 18).to(gl.pointer_type(gl.float32))
+    num_q_heads = kept_number(kept, 19)
     lse = (m_row + gl.log2(l_row)) * LN_2
-    lse_base = lse_ptr + (b * num_q_heads + h).to(gl.int64) * q_len + row_first
+    lse_base = lse_ptr + (b * num_q_heads + h) * q_len + row_first
     rows = gl.arange(0, ROWS, l_row.type.layout)
     gl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
@@ -792,21 +814,22 @@ def is_odd(acc, m_row, l_row, odd_smem):
     return gl.max(odd_smem.load(gl.BlockedLayout([4], [32], [4], [0])), 0) > 0
 
 
-OPERANDS = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))  # a thread has all of them
+KEPT = gl.constexpr(32)
+OPERANDS = gl.constexpr(gl.BlockedLayout([KEPT.value], [32], [4], [0]))  # a thread has all of them
 
 
 @gluon.jit
 def keep(numbers):
-    """Up to 16 numbers in shared memory: a register each would be one too many."""
-    kept = gl.zeros([16], gl.int64, OPERANDS)
+    """Numbers in shared memory: a register each would be one too many."""
+    kept = gl.zeros([KEPT], gl.int64, OPERANDS)
     for number in gl.static_range(len(numbers)):
-        kept = gl.where(gl.arange(0, 16, OPERANDS) == number, numbers[number].to(gl.int64), kept)
-    return gl.allocate_shared_memory(gl.int64, [16], gl.SwizzledSharedLayout(1, 1, 1, [0]), kept)
+        kept = gl.where(gl.arange(0, KEPT, OPERANDS) == number, numbers[number].to(gl.int64), kept)
+    return gl.allocate_shared_memory(gl.int64, [KEPT], gl.SwizzledSharedLayout(1, 1, 1, [0]), kept)
 
 
 @gluon.jit
 def kept_number(kept, NUMBER: gl.constexpr):
-    return gl.sum(gl.where(gl.arange(0, 16, OPERANDS) == NUMBER, kept, 0), 0)
+    return gl.sum(gl.where(gl.arange(0, KEPT, OPERANDS) == NUMBER, kept, 0), 0)
 
 
 @gluon.jit
@@ -821,7 +844,7 @@ def fragment(base, rows, cols, row_stride, col_stride, row_stop, col_stop):
 
 
 @gluon.jit
-def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, COMPARES: gl.constexpr):
+def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constexpr, prefix_ptr, stride_prefix_0, gqa_group, q_len, kv_len, COMPARES: gl.constexpr):
     """Rows of a warpgroup over keys [first_key, stop_key), DIMS_AGAIN of the output's dims after the
     other: scores in natural units until the exponent, V kept from rows that do not see it."""
     BLOCK_N: gl.constexpr = KEYS_AGAIN
@@ -918,7 +941,16 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
                     num_finite,
                 )
             num_finite = gl.convert_layout(num_finite, SCORES, assert_trivial=True)
-            is_seen = masked(gl.zeros_like(scores), n_start, kv_len, q_idx, prefix_at_b, BLOCK_N, COMPARES) == 0.0
+            is_seen = masked(
+                gl.zeros_like(scores),
+                n_start,
+                kv_len,
+                q_idx,
+                prefix_at_b,
+                BLOCK_N,
+                COMPARES,
+            )
+            is_seen = is_seen == 0.0
             probs = gl.where(
                 (num_finite < gl.cdiv(HEAD_DIM_V, DIMS_AGAIN) * DIMS_AGAIN) & is_seen,
                 float("nan"),
@@ -934,28 +966,32 @@ def walk_again(b, h, row_first, first_key, stop_key, operands, dtype: gl.constex
         place = o_base + out_rows.to(gl.int64) * stride_om + (out_dim + out_cols)
         there = (out_rows < q_len) & (out_dim + out_cols < HEAD_DIM_V)
         gl.store(place, (acc / gl.where(l_row == 0.0, 1.0, l_row)).to(dtype), mask=there)
-        store_lse(m_i * LOG2_E, l_i, b, h, row_first, lse_ptr, num_q_heads, q_len)
+        store_lse(m_i * LOG2_E, l_i, b, h, row_first, operands, q_len)
 
 
 @gluon.jit
 def store_rows(
-    acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem, operands, odd_smem,
-    lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
-    CONSUMERS: gl.constexpr, Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, COMPARES: gl.constexpr,
+    acc, m_row, l_row, i, places, out_desc, out_smem, operands, odd_smem,
+    prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr,
+    SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, COMPARES: gl.constexpr,
 ):
     """Normalise and write 64 rows. A row that saw no key has l_i = 0: output 0, lse = -inf."""
     ACC: gl.constexpr = accumulator(HEAD_DIM_V_PADDED)
     if SEPARATE_OUT:  # the tile before may still be on its way from the buffer
         tma.store_wait(0)
+    # Read anew, as no register is left for it in the loop over keys.
+    b, h = placed_number(places, i, BATCH), placed_number(places, i, HEAD)
+    row_first = placed_number(places, i, FIRST_ROW + WARPGROUP)
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
     if is_odd(acc, m_row, l_row, odd_smem):
-        b, h, row_first, lo, _full_lo, _full_hi, hi, _all_lo, _all_hi = place_of(  # anew: nobody keeps lo and hi
-            t, prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-        )
+        lo = placed_number(places, i, LO + WARPGROUP)
+        hi = placed_number(places, i, HI + WARPGROUP)
         walk_again(
-            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, COMPARES
+            b, h, row_first, lo * BLOCK_N, hi * BLOCK_N, operands, out_smem.dtype, prefix_ptr, stride_prefix_0, gqa_group, q_len, kv_len, COMPARES
         )
     else:
-        store_lse(m_row, l_row, b, h, row_first, lse_ptr, num_q_heads, q_len)
+        store_lse(m_row, l_row, b, h, row_first, operands, q_len)
         scale = 1.0 / gl.where(l_row == 0.0, 1.0, l_row)
         acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, ACC))[:, None]
         if DIRECT_OUT:
@@ -969,25 +1005,22 @@ def store_rows(
 
 @gluon.jit
 def attend_tile(
-    t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+    i, n, out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
     q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr,
 ):
-    """This warpgroup's rows of query tile t, number i of this program; returns the next n.
+    """This warpgroup's rows of this program's query tile number i; returns the next n.
 
     n: the number, in the rings, of the tile's first key tile.
     """
-    b, h, row_first, lo, _full_lo, full_hi, hi, all_lo, all_hi = place_of(
-        t, prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1
-    )
-    next_n = n + all_hi - all_lo
+    b, _h, row_first, lo, _full_lo, full_hi, hi, all_hi = place_of(places, i, WARPGROUP)
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
     for _skipped in range(hi, all_hi):  # key tiles that only other warpgroups see
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
-    mine = i * CONSUMERS + WARPGROUP
-    wait_full(q_full, mine, CONSUMERS)
-    q_tile = rows_of(q_smem, mine, CONSUMERS)
+    mbarrier.wait(q_full.index(WARPGROUP), i & 1)
+    q_tile = rows_of(q_smem, WARPGROUP, CONSUMERS)
     wait_full(k_full, n, STAGES)
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
     k_tile = rows_of(k_smem, n, STAGES).permute((1, 0))
@@ -1003,7 +1036,7 @@ def attend_tile(
         prefix_ptr, stride_prefix_0, q_len, kv_len, BLOCK_N, STAGES, OVERLAPPED,
     )
     if SEPARATE_OUT or DIRECT_OUT:
-        release(q_empty, mine, CONSUMERS)
+        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)
     wait_full(v_full, n, STAGES)
     acc_due = warpgroup_mma(probs, rows_of(v_smem, n, STAGES), acc, is_async=True)
     m_row, l_row = of_rows(m_i, l_i, accumulator(BLOCK_N))
@@ -1011,32 +1044,32 @@ def attend_tile(
     release(v_empty, n, STAGES)
     n += 1
     store_rows(
-        acc, m_row, l_row, t, b, h, row_first, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-        lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, 1, SEPARATE_OUT, DIRECT_OUT, not OVERLAPPED,
+        acc, m_row, l_row, i, places, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
+        prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP, BLOCK_N, SEPARATE_OUT, DIRECT_OUT, not OVERLAPPED,
     )
     if not (SEPARATE_OUT or DIRECT_OUT):  # q's buffer is free when the output in it has been read
         tma.store_wait(0)
-        release(q_empty, mine, CONSUMERS)
-    return next_n
+        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)
+    return n
 
 
 @gluon.jit
 def attend_tiles_piped(
-    t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, DIRECT_OUT: gl.constexpr, SCHEDULER: gl.constexpr,
+    out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+    prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    Q_BUFFERS: gl.constexpr, DIRECT_OUT: gl.constexpr,
 ):
-    """This warpgroup's rows of tile t and of those after it; the first q·k of a tile runs together
+    """This warpgroup's rows of this program's query tiles; the first q·k of a tile runs together
     with the last probs·v of the tile before it, which pays where tiles are short."""
     RING: gl.constexpr = Q_BUFFERS * CONSUMERS
     unused = gl.zeros([ROWS, BLOCK_N], gl.float32, accumulator(BLOCK_N))
-    b, h, row_first, lo, _full_lo, full_hi, hi, _all_lo, all_hi = place_of(
-        t, prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-    )
     i = 0
     n = 0
+    q_len = kept_number(operands.load(OPERANDS), 16).to(gl.int32)
+    kv_len = kept_number(operands.load(OPERANDS), 17).to(gl.int32)
+    exists = exists_next(places, i, place_full)
+    b, _h, row_first, lo, _full_lo, full_hi, hi, all_hi = place_of(places, i, WARPGROUP)
     for _skipped in range(hi, all_hi):
         n = skip(n, k_full, k_empty, v_full, v_empty, STAGES)
     wait_full(q_full, WARPGROUP, RING)
@@ -1049,7 +1082,7 @@ def attend_tiles_piped(
     probs, m_i, raise_at, l_i = first_softmax(
         scores, (hi - 1) * BLOCK_N, b, row_first, v_smem.dtype, prefix_ptr, stride_prefix_0, q_len, kv_len, BLOCK_N
     )
-    while t < num_tiles:
+    while exists:
         q_tile = rows_of(q_smem, i * CONSUMERS + WARPGROUP, RING)
         acc, probs, m_i, raise_at, l_i, n = walk(
             q_tile, probs, m_i, raise_at, l_i, n, lo, full_hi, hi, b, row_first,
@@ -1057,15 +1090,11 @@ def attend_tiles_piped(
             prefix_ptr, stride_prefix_0, q_len, kv_len, BLOCK_N, STAGES, True,
         )
         release(q_empty, i * CONSUMERS + WARPGROUP, RING)
-        t_done, b_done, h_done, row_done = t, b, h, row_first
 
         # Without a next tile it computes on what is left in the buffers, for nothing.
-        t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER, Q_BUFFERS)
         i += 1
-        exists = t < num_tiles
-        b, h, row_first, lo, _full_lo, full_hi, hi, _all_lo, all_hi = place_of(
-            gl.minimum(t, num_tiles - 1), prefix_ptr, stride_prefix_0, num_q_heads, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS
-        )
+        exists = exists_next(places, i, place_full)
+        b, _h, row_first, lo, _full_lo, full_hi, hi, all_hi = place_of(places, i, WARPGROUP)
         skipped = gl.where(exists, all_hi - hi, 0)
         for ahead in range(skipped):
             wait_full(k_full, n + 1 + ahead, STAGES)
@@ -1098,47 +1127,40 @@ def attend_tiles_piped(
             release(v_empty, n + 1 + ahead, STAGES)
         n = first
         store_rows(
-            acc, m_row, l_row, t_done, b_done, h_done, row_done, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
-            lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, WARPGROUP, BLOCK_N, CONSUMERS, Q_BUFFERS, not DIRECT_OUT, DIRECT_OUT, False,
+            acc, m_row, l_row, i - 1, places, out_desc, out_smem.index(WARPGROUP), operands, odd_smem.index(WARPGROUP),
+            prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP, BLOCK_N, not DIRECT_OUT, DIRECT_OUT, False,
         )
 
 
 @gluon.jit
 def consumer(
-    out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-    lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-    WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+    prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
     Q_BUFFERS: gl.constexpr, SEPARATE_OUT: gl.constexpr, DIRECT_OUT: gl.constexpr, OVERLAPPED: gl.constexpr, SCHEDULER: gl.constexpr,
 ):
     """A warpgroup: its 64 rows of one query tile after the other."""
-    t = gl.program_id(0)
-    i = 0
-    n = 0
-    if SCHEDULER == "grid":
-        attend_tile(
-            t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
-        )
-    elif Q_BUFFERS > 1:
+    if Q_BUFFERS > 1:
         attend_tiles_piped(
-            t, out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-            q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-            lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
-            WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, DIRECT_OUT, SCHEDULER,
+            out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+            q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+            prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, DIRECT_OUT,
         )
     else:
-        while t < num_tiles:
+        i = 0
+        n = 0
+        exists = exists_next(places, i, place_full)
+        while exists:
             n = attend_tile(
-                t, i, n, out_desc, q_smem, k_smem, v_smem, out_smem, operands, odd_smem,
+                i, n, out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast,
-                WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
+                prefix_ptr, stride_prefix_0, gqa_group, WARPGROUP, BLOCK_N, CONSUMERS, STAGES, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED,
             )
-            t = next_tile(t, i, t_smem, t_full, t_empty, SCHEDULER, Q_BUFFERS)
             i += 1
+            if SCHEDULER == "grid":
+                exists = i < 1
+            else:
+                exists = exists_next(places, i, place_full)
     tma.store_wait(0)
 
 
@@ -1166,14 +1188,15 @@ def attention_fwd_sm90(
     k_empty = barriers(STAGES, CONSUMERS)
     v_full = barriers(STAGES, 1)
     v_empty = barriers(STAGES, CONSUMERS)
-    t_smem = gl.allocate_shared_memory(gl.int32, [2, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    t_full = barriers(2, 1)
-    t_empty = t_full
-    if Q_BUFFERS > 1:
-        t_empty = barriers(2, CONSUMERS)
+    places = gl.allocate_shared_memory(
+        gl.int32,
+        [PLACES, 32],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]),
+    )
+    place_full = barriers(PLACES, 1)
     operands = keep((
-        q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm,
-        stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+        q_ptr, k_ptr, v_ptr, out_ptr, stride_qb, stride_qh, stride_qm, stride_kb,
+        stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, q_len, kv_len, lse_ptr, num_q_heads,
     ))
     odd_smem = gl.allocate_shared_memory(
         gl.int32,
@@ -1185,20 +1208,20 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1210,20 +1233,20 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1235,26 +1258,26 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
@@ -1266,32 +1289,32 @@ def attention_fwd_sm90(
         gl.warp_specialize(
             [
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 0, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 1, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 2, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (consumer, (
-                out_desc, q_smem, k_smem, v_smem, out_smem, t_smem, operands, odd_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
-                lse_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
+                out_desc, q_smem, k_smem, v_smem, out_smem, places, operands, odd_smem,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
+                prefix_ptr, stride_prefix_0, gqa_group,
                 3, BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SEPARATE_OUT, DIRECT_OUT, OVERLAPPED, SCHEDULER,
                 )),
                 (producer, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, t_smem,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, places,
+                q_full, q_empty, k_full, k_empty, v_full, v_empty, place_full,
                 next_tile_ptr, prefix_ptr, stride_prefix_0, num_q_heads, gqa_group, q_len, kv_len, num_m_tiles, tiles_abreast, num_heads, heads_abreast, num_tiles,
                 BLOCK_N, CONSUMERS, STAGES, Q_BUFFERS, SCHEDULER,
                 )),
