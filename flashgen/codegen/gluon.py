@@ -178,7 +178,7 @@ def gluon_text(
     bounds_words = _words(" ".join(map(str, bounds.spans)))
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
     of_tile = ("own_first", "own_last", "full_hi") if ids else ()
-    bases = [f"{r.variable}_base" for r in reads if r.base_statement]
+    bases = [name for r in reads for name in r.base_variables]
     stored = ["lse_ptr", "sink_ptr", "stride_sink_0", "num_q_heads", "q_len"]
     if packs and spec.heads.group is None:
         stored.append("gqa_group")
