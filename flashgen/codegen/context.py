@@ -13,6 +13,7 @@ from flashgen.codegen.expr import TritonPrinter, clear_denominators
 from flashgen.codegen.gluon import GluonText, IdsText, TileText, gluon_text
 from flashgen.codegen.gluon_score import gluon_score
 from flashgen.codegen.host import (
+    OPERAND_STRIDES,
     Argument,
     Entry,
     Flash1Parameters,
@@ -34,6 +35,7 @@ from flashgen.codegen.reads import (
     elems_per_16_bytes,
     input_read,
     reads_of,
+    strides_of,
     variables_for,
 )
 from flashgen.codegen.row_limits import OWN_LAST, by_own_keys, mask_text, same_document
@@ -97,6 +99,7 @@ class RenderContext:
     row_reads: tuple[InputRead, ...]
     key_reads: tuple[InputRead, ...]
     pair_reads: tuple[InputRead, ...]
+    strides: tuple[tuple[str, ...], ...]  # of each tensor: what 32 bits of a position multiply
     parameters: Parameters
     flash1: Flash1Parameters
     sm_count: int
@@ -243,6 +246,7 @@ def context(
         row_reads=scopes["rows"],
         key_reads=scopes["keys"],
         pair_reads=scopes["pairs"],
+        strides=(*OPERAND_STRIDES, *strides_of(reads, spec)),
         parameters=parameters(spec, dense, extents, has_lse=has_lse),
         flash1=flash1_parameters(
             spec,

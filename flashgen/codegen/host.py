@@ -226,6 +226,13 @@ def checked_extents(loads: Sequence[InputRead]) -> tuple[str, ...]:
     return tuple(e for e in ("num_batch", "num_kv_heads") if e in text)
 
 
+# Those that rows, keys and dims are multiplied by; batches and heads have 64 bits themselves.
+OPERAND_STRIDES = (
+    ("stride_qm", "stride_qd"),
+    ("stride_kn", "stride_kd"),
+    ("stride_vn", "stride_vd"),
+    ("stride_om",),
+)
 _AXIS_INDEX = {"b": 0, "h": 1, "m": 2, "n": 2, "d": 3}
 
 

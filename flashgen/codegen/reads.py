@@ -15,7 +15,7 @@ import sympy as sp
 from sympy.printing.precedence import PRECEDENCE
 
 from flashgen.codegen.expr import TritonPrinter
-from flashgen.codegen.integers import is_rounded_real
+from flashgen.codegen.integers import WIDE_SYMBOLS, is_rounded_real
 from flashgen.dtypes import get_dtype
 from flashgen.passes.inputs import range_conditions
 from flashgen.spec import symbolic as sym
@@ -106,6 +106,20 @@ def variables_for(reads: Sequence[sp.Indexed]) -> dict[sp.Indexed, str]:
         taken = sum(name == stem or name.startswith(f"{stem}_") for name in names.values())
         names[read] = f"{stem}_{taken + 1}" if taken else stem
     return names
+
+
+def strides_of(reads: Iterable[sp.Indexed], spec: AttentionSpec) -> tuple[tuple[str, ...], ...]:
+    """Of each tensor the strides that some index of 32 bits is multiplied by."""
+    axes: dict[str, set[int]] = {}
+    for read in reads:
+        tensor = spec.input(str(read.base))
+        for axis, (index, extent) in enumerate(zip(read.indices, tensor.shape, strict=True)):
+            if extent != 1 and index not in WIDE_SYMBOLS:
+                axes.setdefault(tensor.name, set()).add(axis)
+    return tuple(
+        tuple(f"stride_{name}_{axis}" for axis in sorted(found))
+        for name, found in sorted(axes.items())
+    )
 
 
 def dense_tensors(reads: Iterable[sp.Indexed]) -> frozenset[str]:

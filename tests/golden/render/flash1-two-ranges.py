@@ -60,6 +60,11 @@ def attention_fwd_flash1(
     dims_qk = tl.arange(0, HEAD_DIM_QK_PADDED)
     dims_v = tl.arange(0, HEAD_DIM_V_PADDED)
 
+    # Strides have 64 bits, as offsets need; Triton's interpreter passes them in 32.
+    stride_qm, stride_qd = stride_qm.to(tl.int64), stride_qd.to(tl.int64)
+    stride_kn, stride_kd = stride_kn.to(tl.int64), stride_kd.to(tl.int64)
+    stride_vn, stride_vd = stride_vn.to(tl.int64), stride_vd.to(tl.int64)
+    stride_om = stride_om.to(tl.int64)
     # Row strides come in units of ALIGN elements, 16 bytes or one element, so that the compiler knows
     # how wide it may load. Offsets of a tile are 64 bits wide, those inside it 32 where rows are aligned.
     offset_t: tl.constexpr = tl.int32 if ALIGN > 1 else tl.int64
@@ -276,6 +281,11 @@ def attention_fwd_single_tile(
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
 
+    # Strides have 64 bits, as offsets need; Triton's interpreter passes them in 32.
+    stride_qm, stride_qd = stride_qm.to(tl.int64), stride_qd.to(tl.int64)
+    stride_kn, stride_kd = stride_kn.to(tl.int64), stride_kd.to(tl.int64)
+    stride_vn, stride_vd = stride_vn.to(tl.int64), stride_vd.to(tl.int64)
+    stride_om = stride_om.to(tl.int64)
     # Row strides come in units of ALIGN elements, 16 bytes or one element, so that the compiler knows
     # how wide it may load. Offsets of a tile are 64 bits wide, those inside it 32 where rows are aligned.
     offset_t: tl.constexpr = tl.int32 if ALIGN > 1 else tl.int64
