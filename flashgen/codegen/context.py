@@ -24,6 +24,7 @@ from flashgen.codegen.host import (
     flash1_parameters,
     host_name,
     identifier,
+    operands,
     parameters,
     schedule_rows,
 )
@@ -104,6 +105,7 @@ class RenderContext:
     flash1: Flash1Parameters
     sm_count: int
     target_name: str
+    operands: tuple[Argument, ...]
     arguments: tuple[Argument, ...]
     dense_inputs: tuple[tuple[str, int], ...]  # with the elements in 16 bytes
     helpers: frozenset[str]
@@ -257,6 +259,7 @@ def context(
         ),
         sm_count=problem.target.sm_count,
         target_name=problem.target.name,
+        operands=operands(spec),
         arguments=arguments(spec),
         dense_inputs=tuple(
             (host_name(name), elems_per_16_bytes(spec.input(name))) for name in sorted(dense)
