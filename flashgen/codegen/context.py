@@ -13,6 +13,7 @@ from flashgen.codegen.expr import TritonPrinter, clear_denominators
 from flashgen.codegen.gluon import GluonText, IdsText, TileText, gluon_text
 from flashgen.codegen.gluon_score import gluon_score
 from flashgen.codegen.host import (
+    OPERAND_STRIDES,
     Argument,
     Entry,
     Flash1Parameters,
@@ -23,6 +24,7 @@ from flashgen.codegen.host import (
     flash1_parameters,
     host_name,
     identifier,
+    operands,
     parameters,
     schedule_rows,
 )
@@ -34,6 +36,7 @@ from flashgen.codegen.reads import (
     elems_per_16_bytes,
     input_read,
     reads_of,
+    strides_of,
     variables_for,
 )
 from flashgen.codegen.row_limits import OWN_LAST, by_own_keys, mask_text, same_document
@@ -97,10 +100,12 @@ class RenderContext:
     row_reads: tuple[InputRead, ...]
     key_reads: tuple[InputRead, ...]
     pair_reads: tuple[InputRead, ...]
+    strides: tuple[tuple[str, ...], ...]  # of each tensor: what 32 bits of a position multiply
     parameters: Parameters
     flash1: Flash1Parameters
     sm_count: int
     target_name: str
+    operands: tuple[Argument, ...]
     arguments: tuple[Argument, ...]
     dense_inputs: tuple[tuple[str, int], ...]  # with the elements in 16 bytes
     helpers: frozenset[str]
@@ -243,6 +248,7 @@ def context(
         row_reads=scopes["rows"],
         key_reads=scopes["keys"],
         pair_reads=scopes["pairs"],
+        strides=(*OPERAND_STRIDES, *strides_of(reads, spec)),
         parameters=parameters(spec, dense, extents, has_lse=has_lse),
         flash1=flash1_parameters(
             spec,
@@ -253,6 +259,7 @@ def context(
         ),
         sm_count=problem.target.sm_count,
         target_name=problem.target.name,
+        operands=operands(spec),
         arguments=arguments(spec),
         dense_inputs=tuple(
             (host_name(name), elems_per_16_bytes(spec.input(name))) for name in sorted(dense)

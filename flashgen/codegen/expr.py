@@ -308,6 +308,10 @@ class TritonPrinter(StrPrinter):
             text = f"tl.where({self._print(condition)}, {branch}, {text})"
         return text
 
+    def _print_ITE(self, expr: sp.ITE) -> str:
+        """What SymPy makes of a comparison with a Piecewise that is a condition of another."""
+        return f"tl.where({', '.join(map(self._print, expr.args))})"
+
     def _print_Relational(self, expr: sp.core.relational.Relational) -> str:
         left, right = self._operands((expr.lhs, expr.rhs), precedence(expr))
         return f"{left} {expr.rel_op} {right}"

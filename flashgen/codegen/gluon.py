@@ -184,7 +184,7 @@ def gluon_text(
     bounds_words = _words(" ".join(map(str, bounds.spans)))
     row_variables = [r.variable for r in reads if r.scope in {"program", "rows"}]
     of_tile = ("own_first", "own_last", "full_hi") if ids else ()
-    bases = [f"{r.variable}_base" for r in reads if r.base_statement]
+    bases = [name for r in reads for name in r.base_variables]
     stored = ["sink_ptr", "stride_sink_0", "q_len"]
     kept = [*parameters_of([_OPERANDS]).names, *LENGTHS]
     kept += ["lse_ptr", "num_q_heads"] if has_lse else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import keyword
 import math
 from collections.abc import Sequence
@@ -58,10 +59,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Argument:
-    """A keyword argument of the callable beyond q, k, v; `local` is what the host code calls it."""
+    """An argument of the callable: the dtypes and the axes that a tensor may have, as text.
+
+    `local` is what the host code calls it; a scalar, which is a number, has no axes.
+    """
 
     name: str
-    is_scalar: bool
+    dtypes: str
+    axes: str
+
+    @property
+    def is_scalar(self) -> bool:
+        return not self.axes
 
     @property
     def local(self) -> str:
@@ -81,7 +90,7 @@ HOST_NAMES = frozenset(
     "num_m_tiles num_heads num_tiles kv_heads_abreast heads_abreast head_bytes programs empty "
     "next_tile keys row_tiles document_keys fits_tma tensor_map name value PORTABLE gl "
     "TensorDescriptor attention_fwd min max elsewhere packed_heads packs query_map "
-    "RuntimeError".split()
+    "RuntimeError check_arguments".split()
 )
 
 
@@ -106,7 +115,7 @@ _IN_MODULE = frozenset(
     "register_column store_lse taken tanh_of thread_column up_to walk walk_again "
     "late swap_in_quads swap_operands in_sixteen_bytes store_directly "
     "consumer document_keys same_ids head_in_tile head_of is_head position_of queries_of query_map "
-    "kv_splits kernel options inputs q k v out lse sink kv_lens "
+    "ARGUMENTS check_arguments kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )
 
@@ -228,6 +237,13 @@ def checked_extents(loads: Sequence[InputRead]) -> tuple[str, ...]:
     return tuple(e for e in ("num_batch", "num_kv_heads") if e in text)
 
 
+# Those that rows, keys and dims are multiplied by; batches and heads have 64 bits themselves.
+OPERAND_STRIDES = (
+    ("stride_qm", "stride_qd"),
+    ("stride_kn", "stride_kd"),
+    ("stride_vn", "stride_vd"),
+    ("stride_om",),
+)
 _AXIS_INDEX = {"b": 0, "h": 1, "m": 2, "n": 2, "d": 3}
 
 
@@ -260,10 +276,35 @@ def _input_parameters(tensor: Input, *, is_dense: bool) -> list[tuple[str, str]]
     return [(f"{tensor.name}_ptr", host_name(tensor.name)), *strides]
 
 
-def arguments(spec: AttentionSpec) -> tuple[Argument, ...]:
-    found = [Argument(i.name, is_scalar=not i.shape) for i in spec.inputs]
-    if spec.sink == "per_head":
-        found.append(Argument("sink", is_scalar=False))
-    if spec.kv_lens == "per_batch":
-        found.append(Argument("kv_lens", is_scalar=False))
+def operands(spec: AttentionSpec) -> tuple[Argument, ...]:
+    """q, k and v."""
+    order = "bhmd" if spec.layout == "bhsd" else "bmhd"
+    formats = {"q": spec.dtype.q, "k": spec.dtype.kv, "v": spec.dtype.kv}
+    found = []
+    for name, dtype in formats.items():
+        of = "q" if name == "q" else "kv"
+        dim = spec.head_dim.v if name == "v" else spec.head_dim.qk
+        axes: dict[str, int | str] = {
+            "b": "batch",
+            "h": f"{of}_heads",
+            "m": f"{of}_len",
+            "d": dim,
+        }
+        found.append(_argument(name, [dtype], [axes[axis] for axis in order]))
     return tuple(found)
+
+
+def arguments(spec: AttentionSpec) -> tuple[Argument, ...]:
+    """The keyword arguments beyond these."""
+    found = [_argument(i.name, [i.dtype], i.shape) for i in spec.inputs]
+    if spec.sink == "per_head":
+        found.append(_argument("sink", ["fp32", "bf16", "fp16"], ["q_heads"]))
+    if spec.kv_lens == "per_batch":
+        found.append(_argument("kv_lens", ["int32", "int64"], ["batch"]))
+    return tuple(found)
+
+
+def _argument(name: str, dtypes: Sequence[str], axes: Sequence[int | str]) -> Argument:
+    formats = " or ".join(get_dtype(dtype).torch_name for dtype in dtypes)
+    shown = ", ".join(map(json.dumps, axes))
+    return Argument(name, formats, f"({shown}{',' if len(axes) == 1 else ''})" if axes else "")

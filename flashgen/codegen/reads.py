@@ -15,7 +15,7 @@ import sympy as sp
 from sympy.printing.precedence import PRECEDENCE
 
 from flashgen.codegen.expr import TritonPrinter
-from flashgen.codegen.integers import is_rounded_real
+from flashgen.codegen.integers import WIDE_SYMBOLS, is_rounded_real
 from flashgen.dtypes import get_dtype
 from flashgen.passes.inputs import range_conditions
 from flashgen.spec import symbolic as sym
@@ -30,7 +30,8 @@ class InputRead:
     """One distinct `tensor[indices]`: `variable` holds its value in the kernel.
 
     statement is the load in a full key tile, masked_statement the one in a partial tile (they
-    differ for scopes keys and pairs only).
+    differ for scopes keys and pairs only). base_lines come before all key tiles: what of the
+    address is the same in each, with the indices in it.
     """
 
     variable: str
@@ -39,8 +40,18 @@ class InputRead:
     statement: str
     masked_statement: str
     in_score: bool
-    base_statement: str = ""
+    base_lines: tuple[str, ...] = ()
     index_statements: tuple[str, ...] = ()
+
+    @property
+    def base_statement(self) -> str:
+        """The base lines as one text of a kernel's body."""
+        return "\n    ".join(self.base_lines)
+
+    @property
+    def base_variables(self) -> tuple[str, ...]:
+        """What the base lines assign."""
+        return tuple(line.partition(" = ")[0] for line in self.base_lines)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -58,6 +69,11 @@ def scope_of(read: sp.Indexed) -> Scope:
     by_row = any(index.has(sym.Q, sym.ROW) for index in read.indices)
     by_key = any(index.has(sym.K) for index in read.indices)
     return ("pairs" if by_key else "rows") if by_row else ("keys" if by_key else "program")
+
+
+def moves(index: sp.Expr) -> bool:
+    """Whether an index changes with the row or the key."""
+    return bool(index.has(sym.Q, sym.ROW, sym.K))
 
 
 def reads_of(expressions: Iterable[sp.Basic]) -> tuple[sp.Indexed, ...]:
@@ -92,6 +108,20 @@ def variables_for(reads: Sequence[sp.Indexed]) -> dict[sp.Indexed, str]:
     return names
 
 
+def strides_of(reads: Iterable[sp.Indexed], spec: AttentionSpec) -> tuple[tuple[str, ...], ...]:
+    """Of each tensor the strides that some index of 32 bits is multiplied by."""
+    axes: dict[str, set[int]] = {}
+    for read in reads:
+        tensor = spec.input(str(read.base))
+        for axis, (index, extent) in enumerate(zip(read.indices, tensor.shape, strict=True)):
+            if extent != 1 and index not in WIDE_SYMBOLS:
+                axes.setdefault(tensor.name, set()).add(axis)
+    return tuple(
+        tuple(f"stride_{name}_{axis}" for axis in sorted(found))
+        for name, found in sorted(axes.items())
+    )
+
+
 def dense_tensors(reads: Iterable[sp.Indexed]) -> frozenset[str]:
     """Names of the tensors that some read wants wide loads from."""
     return frozenset(str(read.base) for read in reads if is_dense(read))
@@ -115,7 +145,7 @@ def input_read(
         for axis, index in enumerate(read.indices)
         if not index.is_Atom
     }
-    index_statements = tuple(f"{name} = {_index(e, printer)}" for e, name in computed.items())
+    statements = {e: f"{name} = {_index(e, printer)}" for e, name in computed.items()}
     printer = TritonPrinter({**printer.names, **computed}, printer.helpers, precise=printer.precise)
     offsets = [
         _offset(tensor, axis, index, printer, is_dense_tensor=tensor.name in dense)
@@ -123,9 +153,11 @@ def input_read(
         if extent != 1
     ]
     address = " + ".join([f"{tensor.name}_ptr", *offsets])
-    base = ""
+    base_lines: tuple[str, ...] = ()
     if tensor.name in dense and scope == "pairs":
+        fixed = [statements.pop(e) for e in computed if not moves(e)]
         base, address = _split_address(read, tensor, variable, offsets)
+        base_lines = (*fixed, base)
     checks = tuple(f"({printer.doprint(c)})" for c in range_conditions(read, spec))
     if scope in {"rows", "pairs"}:
         checks = ("row_exists", *checks)
@@ -137,8 +169,8 @@ def input_read(
         statement=f"{variable} = {_load(address, checks, tensor)}",
         masked_statement=f"{variable} = {_load(address, masked, tensor)}",
         in_score=in_score,
-        base_statement=base,
-        index_statements=index_statements,
+        base_lines=base_lines,
+        index_statements=tuple(statements.values()),
     )
 
 
@@ -153,12 +185,12 @@ def _split_address(
 ) -> tuple[str, str]:
     """Statement of a program-wide base that the compiler knows to be aligned, and the rest."""
     indices = [i for i, extent in zip(read.indices, tensor.shape, strict=True) if extent != 1]
-    moves = [i.has(sym.Q, sym.ROW, sym.K) for i in indices]
-    fixed = [f"{tensor.name}_ptr", *(o for o, m in zip(offsets, moves, strict=True) if not m)]
-    moving = " + ".join(o for o, m in zip(offsets, moves, strict=True) if m)
+    along = list(zip(offsets, map(moves, indices), strict=True))
+    fixed = [f"{tensor.name}_ptr", *(offset for offset, moving in along if not moving)]
+    rest = " + ".join(offset for offset, moving in along if moving)
     unit = f"16 if ALIGN > 1 else {get_dtype(tensor.dtype).bytes}"
     base = f"{variable}_base = tl.multiple_of({' + '.join(fixed)}, {unit})"
-    return base, f"{variable}_base + ({moving})"
+    return base, f"{variable}_base + ({rest})"
 
 
 def _offset(

@@ -633,6 +633,7 @@ _OPERATIONS: Mapping[type[sp.Basic], Callable[[Any, Any], Any]] = {
 }
 _FUNCTIONS: Mapping[type[sp.Basic], Callable[..., Any]] = {
     sp.Not: np.logical_not,
+    sp.ITE: np.where,
     sp.Abs: np.abs,
     sp.Pow: lambda base, exponent: np.asarray(base, dtype=np.float64) ** exponent,
     sp.exp: np.exp,

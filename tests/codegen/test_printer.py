@@ -202,6 +202,30 @@ def test_conditions(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "where(k <= where(3 > row, 13, q), 5, 7) == 5",
+        "where(where(row < 3, k, q) > where(h < 2, 1, b), 5, k) < 6",
+        "where(abs(where(q < 0, 2, k)) < 4 or not where(k < 5, q, 1) >= 1, 1, k) < 4",
+        "where(where(where(row > 1, q, k) > 3, k, 9) > 6, row, 0) > 1",
+    ],
+)
+def test_conditions_that_compare_conditional_values(text: str) -> None:
+    """SymPy has an operation of its own for them, which no other test meets."""
+    node = parse_expression(text)
+    e = to_sympy(node, INPUTS)
+    assert e.atoms(sp.ITE)
+    expected = [bool(exactly(e, VALUES, n)) for n in range(7)]
+    assert [bool(x) for x in run(e, VALUES)] == expected
+    assert expected == [_in_python(text, n) for n in range(7)]
+
+
+def _in_python(text: str, place: int) -> bool:
+    names = {symbol.name: int(array[place]) for symbol, array in VALUES.items()}
+    return bool(eval(text, {"where": lambda c, a, b: a if c else b, **names}))
+
+
+@pytest.mark.parametrize(
     ("text", "divisor"),
     [("floor", 3), ("floor", -3), ("floor", 7), ("mod", 3), ("mod", -3), ("mod", 7)],
 )

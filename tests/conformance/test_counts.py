@@ -173,3 +173,14 @@ def test_key_tiles_of_flash1(
     else:  # each visit writes state, which the merge reads, and writes the output
         assert found["state loads"] == seen.tiles
         assert found["stores"] == seen.tiles + 4
+
+
+def test_pairs_under_conditional_values() -> None:
+    """A comparison of them, as the condition of another, is counted pair by pair."""
+    expression = "where(k <= where(row < 3, 13, q), 1, 0) == 1"
+    spec = AttentionSpec(head_dim=16, dtype="fp16", mask=[{"expr": expression}])
+    offset = KV_LEN - Q_LEN
+    seen = sum(
+        k <= (13 if row < 3 else row + offset) for row in range(Q_LEN) for k in range(KV_LEN)
+    )
+    assert visible_pairs(spec, Shape(1, 1, 1, Q_LEN, KV_LEN)) == seen

@@ -150,3 +150,44 @@ def test_c17_a_mask_that_depends_on_the_batch(batch: int) -> None:
         inputs = {"limit": {"shape": ["batch"], "dtype": "int32"}} if "limit" in mask else {}
         spec = {"head_dim": 16, "dtype": "fp32", "mask": [{"expr": mask}], "inputs": inputs}
         assert_right(spec, (batch, 2, 1, 8, 20))
+
+
+HEADS = {"t": {"shape": ["q_heads", "q_len", "kv_len"], "dtype": "fp32"}}
+BATCHES = {"t": {"shape": ["batch", "q_len", "kv_len"], "dtype": "bool"}}
+
+
+@pytest.mark.parametrize(
+    ("field", "expression", "inputs"),
+    [
+        ("score", "s + t[h // 2, row, k]", HEADS),
+        ("score", "s + t[floor(h * 0.5), row // 2, k]", HEADS),
+        ("mask", "t[h % 2, q, k] > 0", HEADS),
+        ("mask", "t[b + 1, row, k]", BATCHES),  # the last batch sees nothing
+    ],
+)
+@pytest.mark.parametrize("loop_order", ["flash2", "flash1"])
+def test_computed_heads_and_batches(
+    field: str, expression: str, inputs: dict[str, Any], loop_order: str
+) -> None:
+    spec = {
+        "head_dim": 64,
+        "dtype": "bf16",
+        "loop_order": loop_order,
+        field: [{"expr": expression}],
+        "inputs": inputs,
+    }
+    assert_right(spec, (2, 4, 2, 20, 40), TILES[0] if loop_order == "flash2" else None)
+
+
+CONDITIONAL = {
+    "score": "where(k <= where(3 > row, 13, q), s, 0.0)",
+    "mask": "where(k <= where(h < 1, 13, q), 1, 0) == 1 or k < where(row > k, 5, 2)",
+}
+
+
+@pytest.mark.parametrize("field", CONDITIONAL)
+@pytest.mark.parametrize("loop_order", ["flash2", "flash1"])
+def test_conditions_that_compare_conditional_values(field: str, loop_order: str) -> None:
+    spec = {"head_dim": 16, "dtype": "fp16", "loop_order": loop_order}
+    item = {field: [{"expr": CONDITIONAL[field]}]}
+    assert_right({**spec, **item}, (1, 2, 1, 20, 40), TILES[0] if loop_order == "flash2" else None)

@@ -95,6 +95,32 @@ def test_a_bias_that_tma_cannot_take(tmp_path: Path) -> None:
     assert found.ok, found
 
 
+@pytest.mark.parametrize("index", ["h // 2, row, k", "(h + 1) % 2, row // 2, k"])
+def test_a_table_of_other_heads(index: str, tmp_path: Path) -> None:
+    """In the score and in the mask, and in a second walk."""
+    spec = CAUSAL.replace(
+        mask=["causal", {"expr": f"rel[{index}] > -1"}],
+        score=[{"expr": f"s + rel[{index}]"}],
+        inputs={"rel": {"shape": ["q_heads", "q_len", "kv_len"], "dtype": "fp32"}},
+    )
+    sizes = Sizes(70, 88, q_heads=4, kv_heads=2)
+    for spoil in (_nan_in_a_later_key, lambda given: None):
+        found = compared(tmp_path, spec, hopper(2, 64, 2), sizes, spoil=spoil)
+        assert found.ok, found
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"score": [{"expr": "where(k <= where(3 > row, 13, q), s, 0.0)"}]},
+        {"mask": [{"expr": "where(k <= where(h < 1, 13, q), 1, 0) == 1"}]},
+    ],
+)
+def test_conditions_that_compare_conditional_values(field: dict[str, Any], tmp_path: Path) -> None:
+    found = compared(tmp_path, CAUSAL.replace(**field), hopper(2, 64, 2), Sizes(70, 90))
+    assert found.ok, found
+
+
 def test_without_lse(tmp_path: Path) -> None:
     found = compared(tmp_path, CAUSAL, hopper(2, 128, 2), Sizes(70, 90), has_lse=False)
     assert found.ok, found

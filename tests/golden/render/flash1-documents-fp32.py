@@ -77,6 +77,11 @@ def attention_fwd_flash1_split(
     dims_qk = tl.arange(0, QK_PART)
     dims_v = tl.arange(0, HEAD_DIM_V_PADDED)
 
+    # Strides have 64 bits, as offsets need; Triton's interpreter passes them in 32.
+    stride_qm, stride_qd = stride_qm.to(tl.int64), stride_qd.to(tl.int64)
+    stride_kn, stride_kd = stride_kn.to(tl.int64), stride_kd.to(tl.int64)
+    stride_vn, stride_vd = stride_vn.to(tl.int64), stride_vd.to(tl.int64)
+    stride_doc_1 = stride_doc_1.to(tl.int64)
     # Row strides come in units of ALIGN elements, 16 bytes or one element, so that the compiler knows
     # how wide it may load. Offsets of a tile are 64 bits wide, those inside it 32 where rows are aligned.
     offset_t: tl.constexpr = tl.int32 if ALIGN > 1 else tl.int64
@@ -298,6 +303,8 @@ def attention_merge(
     row_first = pid % num_m_tiles * BLOCK_M
     b = (pid // num_m_tiles // num_q_heads).to(tl.int64)
     h = (pid // num_m_tiles % num_q_heads).to(tl.int64)
+    # Strides have 64 bits, as offsets need; Triton's interpreter passes them in 32.
+    stride_om = stride_om.to(tl.int64)
     offset_t: tl.constexpr = tl.int32 if ALIGN > 1 else tl.int64
     rows = tl.arange(0, BLOCK_M)
     dims_v = tl.arange(0, HEAD_DIM_V_PADDED)
@@ -375,6 +382,12 @@ def attention_fwd_single_tile(
     row_exists = row_idx < q_len
     q_idx = row_idx + kv_len - q_len
 
+    # Strides have 64 bits, as offsets need; Triton's interpreter passes them in 32.
+    stride_qm, stride_qd = stride_qm.to(tl.int64), stride_qd.to(tl.int64)
+    stride_kn, stride_kd = stride_kn.to(tl.int64), stride_kd.to(tl.int64)
+    stride_vn, stride_vd = stride_vn.to(tl.int64), stride_vd.to(tl.int64)
+    stride_om = stride_om.to(tl.int64)
+    stride_doc_1 = stride_doc_1.to(tl.int64)
     # Row strides come in units of ALIGN elements, 16 bytes or one element, so that the compiler knows
     # how wide it may load. Offsets of a tile are 64 bits wide, those inside it 32 where rows are aligned.
     offset_t: tl.constexpr = tl.int32 if ALIGN > 1 else tl.int64
@@ -556,23 +569,50 @@ def has_aligned_rows(tensor, unit):
     return contiguous and near and tensor.data_ptr() % 16 == 0 and not any(s % unit for s in row_strides)
 
 
+# What the callable takes: dtypes, and the size or the name of each axis.
+ARGUMENTS = {
+    "q": ("float32", ("batch", "q_heads", "q_len", 64)),
+    "k": ("float32", ("batch", "kv_heads", "kv_len", 64)),
+    "v": ("float32", ("batch", "kv_heads", "kv_len", 64)),
+    "doc": ("int32", ("batch", "kv_len")),
+    "sink": ("float32 or bfloat16 or float16", ("q_heads",)),
+}
+
+
+def check_arguments(**tensors):
+    """ValueError for the first tensor that these kernels were not made for."""
+    sizes, device = {}, tensors["q"].device
+    for name, tensor in tensors.items():
+        dtypes, axes = ARGUMENTS[name]
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        expected = [sizes.get(axis, axis) for axis in axes]
+        known = [size if isinstance(e, str) else e for e, size in zip(expected, shape)]
+        fits = dtype in dtypes.split(" or ") and len(shape) == len(axes) and shape == known
+        if not fits or tensor.device != device:
+            raise ValueError(
+                f"flash1_documents_fp32: {name} is {dtype} {shape} on {tensor.device}, "
+                f"expected {dtypes} [{', '.join(map(str, expected))}] on {device}"
+            )
+        sizes.update(zip(axes, shape))
+        if name == "k" and sizes["q_heads"] % (sizes["kv_heads"] or float("inf")):
+            raise ValueError(
+                f"flash1_documents_fp32: k is {shape}, expected heads that divide q's {sizes['q_heads']}"
+            )
+
+
 def flash1_documents_fp32(q, k, v, *, doc, sink):
     """Attention of q, k, v: [batch, heads, len, dim], any strides.
 
     Returns output and lse [batch, heads, len], fp32.
     """
-    elsewhere = [t.device for t in (q, k, v) if not t.is_cuda]
-    if elsewhere and not triton.knobs.runtime.interpret:
+    if not q.is_cuda and not triton.knobs.runtime.interpret:
         raise RuntimeError(
-            f"flash1_documents_fp32: a tensor is on {elsewhere[0]}, and these kernels are compiled for a GPU. Move q, k and v there, "
+            f"flash1_documents_fp32: a tensor is on {q.device}, and these kernels are compiled for a GPU. Move q, k and v there, "
             "or set TRITON_INTERPRET=1 before triton is imported: its interpreter takes CPU tensors, slowly."
         )
-    if not q.is_cuda and q.dtype == torch.bfloat16:  # Triton's interpreter multiplies bf16 wrongly
-        out, lse = flash1_documents_fp32(q.float(), k.float(), v.float(), doc=doc, sink=sink)
-        return out.to(torch.float32), lse
+    check_arguments(q=q, k=k, v=v, doc=doc, sink=sink)
     q_len, kv_len = q.shape[2], k.shape[2]
-    out_dtype = torch.float32 if q.is_cuda else q.dtype
-    out = torch.empty(*q.shape[:3], HEAD_DIM_V.value, dtype=out_dtype, device=q.device)
+    out = torch.empty(*q.shape[:3], HEAD_DIM_V.value, dtype=torch.float32, device=q.device)
     lse = torch.empty(q.shape[0], q.shape[1], q_len, dtype=torch.float32, device=q.device)
     if q.numel():
         kernel, options = next(

@@ -79,6 +79,11 @@ def attention_fwd(
     q_last = row_last + kv_len - q_len
     q_idx = row_idx + kv_len - q_len
 
+    # Strides have 64 bits, as offsets need; Triton's interpreter passes them in 32.
+    stride_qm, stride_qd = stride_qm.to(tl.int64), stride_qd.to(tl.int64)
+    stride_kn, stride_kd = stride_kn.to(tl.int64), stride_kd.to(tl.int64)
+    stride_vn, stride_vd = stride_vn.to(tl.int64), stride_vd.to(tl.int64)
+    stride_om = stride_om.to(tl.int64)
     # Row strides come in units of ALIGN elements, 16 bytes or one element, so that the compiler knows
     # how wide it may load. Offsets of a tile are 64 bits wide, those inside it 32 where rows are aligned.
     offset_t: tl.constexpr = tl.int32 if ALIGN > 1 else tl.int64
@@ -1422,22 +1427,51 @@ def has_aligned_rows(tensor, unit):
     return contiguous and near and tensor.data_ptr() % 16 == 0 and not any(s % unit for s in row_strides)
 
 
+# What the callable takes: dtypes, and the size or the name of each axis.
+ARGUMENTS = {
+    "q": ("bfloat16", ("batch", "q_len", "q_heads", 128)),
+    "k": ("bfloat16", ("batch", "kv_len", "kv_heads", 128)),
+    "v": ("bfloat16", ("batch", "kv_len", "kv_heads", 128)),
+    "prefix": ("int32", ("batch",)),
+}
+
+
+def check_arguments(**tensors):
+    """ValueError for the first tensor that these kernels were not made for."""
+    sizes, device = {}, tensors["q"].device
+    for name, tensor in tensors.items():
+        dtypes, axes = ARGUMENTS[name]
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        expected = [sizes.get(axis, axis) for axis in axes]
+        known = [size if isinstance(e, str) else e for e, size in zip(expected, shape)]
+        fits = dtype in dtypes.split(" or ") and len(shape) == len(axes) and shape == known
+        if not fits or tensor.device != device:
+            raise ValueError(
+                f"attention_prefix: {name} is {dtype} {shape} on {tensor.device}, "
+                f"expected {dtypes} [{', '.join(map(str, expected))}] on {device}"
+            )
+        sizes.update(zip(axes, shape))
+        if name == "k" and sizes["q_heads"] % (sizes["kv_heads"] or float("inf")):
+            raise ValueError(
+                f"attention_prefix: k is {shape}, expected heads that divide q's {sizes['q_heads']}"
+            )
+
+
 def attention_prefix(q, k, v, *, prefix):
     """Attention of q, k, v: [batch, len, heads, dim], any strides.
 
     Returns output and lse [batch, heads, len], fp32.
     """
-    elsewhere = [t.device for t in (q, k, v) if not t.is_cuda]
-    if elsewhere and not triton.knobs.runtime.interpret:
+    if not q.is_cuda and not triton.knobs.runtime.interpret:
         raise RuntimeError(
-            f"attention_prefix: a tensor is on {elsewhere[0]}, and these kernels are compiled for a GPU. Move q, k and v there, "
+            f"attention_prefix: a tensor is on {q.device}, and these kernels are compiled for a GPU. Move q, k and v there, "
             "or set TRITON_INTERPRET=1 before triton is imported: its interpreter takes CPU tensors, slowly."
         )
-    if not q.is_cuda and q.dtype == torch.bfloat16:  # Triton's interpreter multiplies bf16 wrongly
-        out, lse = attention_prefix(q.float(), k.float(), v.float(), prefix=prefix)
-        return out.to(torch.bfloat16), lse
+    check_arguments(q=q, k=k, v=v, prefix=prefix)
+    if not q.is_cuda:  # Triton's interpreter multiplies bf16 wrongly
+        q, k, v = q.float(), k.float(), v.float()
     q_len, kv_len = q.shape[1], k.shape[1]
-    out_dtype = torch.bfloat16 if q.is_cuda else q.dtype
+    out_dtype = torch.bfloat16 if q.is_cuda else torch.float32
     out = torch.empty(*q.shape[:3], HEAD_DIM_V.value, dtype=out_dtype, device=q.device)
     lse = torch.empty(q.shape[0], q.shape[2], q_len, dtype=torch.float32, device=q.device)
     if q.numel():
@@ -1447,4 +1481,4 @@ def attention_prefix(q, k, v, *, prefix):
             if (q_max is None or q_len <= q_max) and (kv_max is None or kv_len <= kv_max)
         )
         run(kernel, options, q, k, v, prefix, out, lse)
-    return out, lse
+    return out.to(torch.bfloat16), lse
