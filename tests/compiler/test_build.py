@@ -367,6 +367,23 @@ def test_triton_cache_that_cannot_be_written(
     assert result.kernels
 
 
+def test_damaged_machine_code_is_not_shipped(
+    small: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    forget()
+    kinds = {"target": TARGET, "verify": False}
+    sound = build(small, tmp_path / "sound", **kinds)  # type: ignore[arg-type]
+    damaged = list((tmp_path / "triton").rglob("*.cubin"))
+    assert len(damaged) == len(sound.kernels) > 1
+    for path in damaged:
+        os.truncate(path, 1000)
+    with pytest.warns(FlashgenWarning, match="is damaged or incomplete") as said:
+        result = build(small, tmp_path / "out", **kinds)  # type: ignore[arg-type]
+    assert len(said) == 1
+    assert {**result.files, "report.md": ""} == {**sound.files, "report.md": ""}
+
+
 def test_the_helper_has_tritons_key_before_there_is_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
