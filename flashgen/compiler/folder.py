@@ -85,7 +85,6 @@ class Folder:
         The manifest of that goes first and the new one comes last: at no moment does one stand
         beside files that it does not describe.
         """
-        _or_explain(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
         remove(self.path / MANIFEST)
         for name in sorted(self.listed.difference(contents)):
             remove(self.path / name)
@@ -100,8 +99,13 @@ def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one, never half of it."""
-    _or_explain(path, lambda: replace_file(path, data, shared=True))
+    """Write a file, its folder made; readers see the old file or the new one, never half of it."""
+
+    def make() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data, shared=True)
+
+    _or_explain(path, make)
 
 
 def remove(path: Path) -> None:
