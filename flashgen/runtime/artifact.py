@@ -164,8 +164,10 @@ def replace_file(path: Path, content: str | bytes, *, shared: bool = False) -> N
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         temporary.replace(path)
-    except OSError:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as where the disk is full
+            error.filename = str(path)  # else it reads like one of a standard stream
         raise
 
 

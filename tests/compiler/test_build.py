@@ -31,6 +31,7 @@ from flashgen.errors import (
     VerificationError,
 )
 from flashgen.problem import Problem
+from flashgen.runtime.artifact import replace_file
 from flashgen.runtime.said import forget
 from flashgen.schedule.model import Schedule
 from flashgen.target import get_target
@@ -370,6 +371,24 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(os, call, full)
             with pytest.raises(FlashgenError, match="No space left on device"):
                 write(tmp_path / "small.py", b"text")
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_or_is_interrupted_names_its_file_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
+
+        def replace_(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace_)
+            with pytest.raises(type(error)) as found:
+                replace_file(tmp_path / "small.py", b"text")
+        assert getattr(found.value, "filename", str(tmp_path / "small.py")) == str(
+            tmp_path / "small.py"
+        )
         assert not list(tmp_path.iterdir())
 
 
