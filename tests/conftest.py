@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """With `-n`, each worker begins with its share of the list in order, and takes from the others
-    when it is done: neighbours use the same modules, kernels and fixtures."""
+    when it is done: neighbours use the same modules, kernels and fixtures.
+
+    Ctrl-C is heard also where the tests are started with it ignored, as `command &` in a script and
+    nohup do: children inherit that, and several tests send it to them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "dist", None) == "load":
         config.option.dist = "worksteal"
 

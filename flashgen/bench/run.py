@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flashgen.bench.record import CaseRecord, Ceiling, Record
 from flashgen.bench.report import progress_line, render
+from flashgen.compiler.folder import write
 
 Say = Callable[[str], None]
 
@@ -104,11 +105,8 @@ class Run:
     def _write(self, suffix: str, text: str) -> None:
         if self.out is None:
             return
-        folder = self.out / self.record.target
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{self.record.suite}{suffix}.partial"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(folder / f"{self.record.suite}{suffix}")
+        path = self.out / self.record.target / f"{self.record.suite}{suffix}"
+        write(path, text.encode())
 
 
 def now() -> str:

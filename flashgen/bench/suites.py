@@ -31,6 +31,7 @@ from flashgen.bench.schedules_suite import run_plans, run_schedules
 from flashgen.bench.specs_suite import run_specs, spec_tasks
 from flashgen.bench.tuner_suite import run_tuner
 from flashgen.compiler.choose import target_of
+from flashgen.compiler.folder import Folder
 from flashgen.errors import TargetError
 from flashgen.tune.clock import CudaClock
 from flashgen.tune.timing import Clock
@@ -92,7 +93,10 @@ def run_suites(request: Request, say: Say) -> tuple[Record, ...]:
 
 def new_runs(request: Request, say: Say, target: str, known: Mapping[str, str]) -> dict[str, Run]:
     """A run for each suite: the same command, start, id and budget, and a record of its own, which
-    for `RESUMED` suites goes on with the one that is there; RecordError where it cannot."""
+    for `RESUMED` suites goes on with the one that is there; RecordError where it cannot,
+    FlashgenError for a folder that cannot be written, before anything is measured."""
+    if request.out is not None:
+        Folder(request.out / target).check_writable()
     started, began, run_id = now(), time.monotonic(), uuid.uuid4().hex[:8]
 
     def record_of(suite: str) -> Record:

@@ -5,6 +5,7 @@ Nothing here imports torch, triton or sympy; a command that needs them does so w
 
 from __future__ import annotations
 
+import errno
 import warnings
 from typing import Annotated, TextIO
 
@@ -15,7 +16,7 @@ from flashgen import __version__
 from flashgen.cli.bench import bench
 from flashgen.cli.build import build
 from flashgen.cli.doctor import doctor
-from flashgen.cli.entry import EXIT_INTERRUPTED
+from flashgen.cli.entry import EXIT_CANNOT_WRITE, EXIT_INTERRUPTED
 from flashgen.cli.explain import explain
 from flashgen.cli.interrupt import interruptible
 from flashgen.cli.list import list_
@@ -51,6 +52,14 @@ class Commands(TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             raise _reader_gone() from None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            say(
+                f"error: {error.filename}: cannot be used ({error.strerror})\n"
+                "  hint: choose a shorter path, in an option or in FLASHGEN_*_DIR."
+            )
+            raise typer.Exit(EXIT_CANNOT_WRITE) from None
         return result
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]

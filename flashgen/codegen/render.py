@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from flashgen import settings
 from flashgen.codegen.context import RenderContext, context
 from flashgen.codegen.dialect import gluon_text
 from flashgen.codegen.header import header
 from flashgen.codegen.options import kernel_kinds
+from flashgen.codegen.template_cache import TemplateCache
 from flashgen.problem import Problem
 from flashgen.schedule.model import Bucket, Schedule
 
@@ -58,16 +58,6 @@ class KernelSource:
         return dict(self.entries)[kind]
 
 
-def _bytecode_cache() -> FileSystemBytecodeCache | None:
-    """Compiled templates, kept between processes: 0.2 s of the first rendering in each."""
-    folder = settings.cache_dir() / "templates"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
-
-
 @cache
 def environment() -> Environment:
     """Jinja set so that a missing name is an error and blank lines are those of the template."""
@@ -75,7 +65,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(settings.templates_dir()),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        bytecode_cache=_bytecode_cache(),
+        bytecode_cache=TemplateCache(settings.cache_dir() / "templates"),
         lstrip_blocks=True,
         optimized=False,  # nothing to fold, and looking for it takes a third of compiling
         autoescape=False,  # Python text, not HTML

@@ -195,10 +195,11 @@ def build(
     either way. return_lse: whether the module's callable returns (out, lse). Verification runs on
     the target if it is here, else in Triton's interpreter.
 
-    An earlier build of the same spec there is replaced, the files that its manifest lists removed.
+    An earlier build there of a spec of the same name, edited since or not, is replaced; the files
+    that its manifest lists are removed.
     Raises NotServedError, ScheduleError and TargetError before anything is written, FlashgenError
     for a folder that cannot be written or has files of somebody else's with the same names, or the
-    build of another spec; VerificationError after all is written, the manifest saying so.
+    build of a spec of another name; VerificationError after all is written, the manifest saying so.
     """
     choose.check_served(spec_argument("build", spec))
     schedule, only = schedule_argument(schedule), family_argument(family)
@@ -224,7 +225,7 @@ def build(
             )
             jobs = _jobs(spec, plan, kernels)
             folder.check(spec.display_name, f"{module_name(plan)}.py")
-            folder.make()
+            folder.check_writable()
             compilers.submit(problem, plan, path, jobs)
             verification = None
             if verify:

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,23 +60,36 @@ class Folder:
             return self.name is None
         return not _says(path, GENERATED)  # a build that was interrupted has no manifest yet
 
-    def make(self) -> None:
-        """Make it, and see that a file can be made in it before time is spent on its contents."""
+    def check_writable(self) -> None:
+        """See that files can be made in it before time is spent on their contents.
+
+        What had to be made for that goes again, so that a build which ends early leaves nothing.
+        """
 
         def probe() -> None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path, prefix=".flashgen-")
-            os.close(handle)
-            Path(name).unlink()
+            missing = [p for p in (self.path, *self.path.parents) if not _exists(p)]
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.path):
+                    pass
+            finally:
+                for path in missing:
+                    with suppress(OSError):  # not made, or in use by now
+                        path.rmdir()
 
         _or_explain(self.path, probe)
 
     def write(self, contents: Mapping[str, bytes], manifest: bytes) -> None:
-        """Write files, then the manifest that lists them; files of an earlier build go."""
-        for name, data in contents.items():
-            write(self.path / name, data)
+        """Write files, and the manifest that lists them; files of an earlier build go.
+
+        The manifest of that goes first and the new one comes last: at no moment does one stand
+        beside files that it does not describe.
+        """
+        remove(self.path / MANIFEST)
         for name in sorted(self.listed.difference(contents)):
             remove(self.path / name)
+        for name, data in contents.items():
+            write(self.path / name, data)
         write(self.path / MANIFEST, manifest)
 
 
@@ -85,8 +99,13 @@ def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one, never half of it."""
-    _or_explain(path, lambda: replace_file(path, data, shared=True))
+    """Write a file, its folder made; readers see the old file or the new one, never half of it."""
+
+    def make() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data, shared=True)
+
+    _or_explain(path, make)
 
 
 def remove(path: Path) -> None:
@@ -110,7 +129,7 @@ def _manifest(path: Path) -> tuple[str, frozenset[str]] | None:
 
 
 def _exists(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
+    return os.path.lexists(path)  # False for a name that is too long, where `path.exists` raises
 
 
 def _says(path: Path, text: str) -> bool:

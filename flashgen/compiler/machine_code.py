@@ -3,29 +3,28 @@
 Importing torch takes seconds and so does a kernel. The helper is started first and imports while
 the caller plans; then it forks one worker a core, which is safe there: it has no other threads, no
 GPU, and no `__main__` of a user that would run again. It leaves what it compiled in Triton's disk
-cache too, so that a launch of the same kernel later finds it.
+cache too, so that a launch of the same kernel later finds it. Whatever ends the caller ends the
+helper, its workers and the assemblers that they started.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import subprocess
 import sys
-import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from flashgen.codegen.options import kernel_kinds
-from flashgen.errors import CompileError, FlashgenError, ScheduleError
+from flashgen.errors import CompileError, FlashgenError, FlashgenWarning, ScheduleError
 from flashgen.runtime.said import say_once
-from flashgen.tune.processes import ChildEndedError, SilentError, cores, in_time
+from flashgen.tune.processes import Child, ChildEndedError, SilentError, cores, in_time
 
 if TYPE_CHECKING:
     from flashgen.problem import Problem
@@ -35,11 +34,7 @@ if TYPE_CHECKING:
     from flashgen.tune.verdicts import State
 
 COMPILE_S = 60.0  # of a Hopper kernel: the slowest seen take 7 s, a few have kept LLVM for ever
-
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    "from flashgen.compiler.machine_code import serve; serve()"
-)
+_HELPER = "flashgen.compiler.machine_code:serve"
 
 
 @dataclass(frozen=True)
@@ -82,6 +77,15 @@ class _Order:
     jobs: tuple[Job, ...]
 
 
+@dataclass(frozen=True)
+class _Done:
+    """What the helper sends: a job with what came of it (job None: only something to say)."""
+
+    job: Job | None = None
+    found: CompiledKernel | FlashgenError | Refused | None = None
+    warnings: tuple[str, ...] = ()
+
+
 class Compilers:
     """The helper process, as a context: `submit` once, then iterate `results`.
 
@@ -90,16 +94,7 @@ class Compilers:
 
     def __init__(self) -> None:
         self.refused: dict[Schedule, Refused] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="flashgen-")
-        self._complaints = (Path(self._folder.name) / "stderr").open("w+b")
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), self._folder.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            env=environment,
-        )
+        self._child = Child(_HELPER)
         self._jobs: tuple[Job, ...] = ()
 
     def __enter__(self) -> Compilers:
@@ -111,64 +106,50 @@ class Compilers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream and not stream.closed:
-                stream.close()
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._process.wait()
-        self._complaints.close()
-        self._folder.cleanup()
+        self._child.kill()
 
     def submit(self, problem: Problem, plan: Plan, path: Path, jobs: Sequence[Job]) -> None:
         """Start to compile `jobs`, the slowest first by their order."""
         self._jobs = tuple(jobs)
-        assert self._process.stdin is not None
         try:
-            pickle.dump(_Order(problem, plan, path, self._jobs), self._process.stdin)
-            self._process.stdin.close()
-        except BrokenPipeError:
+            self._child.send(_Order(problem, plan, path, self._jobs))
+        except ChildEndedError:
             raise self._broken() from None
 
     def results(self) -> Iterator[tuple[Job, CompiledKernel]]:
         """Kernels as they get ready; CompileError for the first one that the back end refuses."""
-        assert self._process.stdout is not None
         left = len(self._jobs)
-        for line in self._process.stdout:
-            word, _, rest = line.decode().strip().partition(" ")
-            if word == "warn":
-                say_once(json.loads(rest))
+        while left:
+            done = self._received()
+            for warning in done.warnings:
+                say_once(warning)
+            if done.job is None:
                 continue
-            found = pickle.loads((Path(self._folder.name) / rest).read_bytes())
-            if isinstance(found, FlashgenError):
-                raise found
             left -= 1
-            job = self._jobs[int(rest)]
-            if isinstance(found, Refused):
-                self.refused[job.schedule] = found
-            else:
-                yield job, found
-        if left:
-            raise self._broken()
+            if isinstance(done.found, FlashgenError):
+                raise done.found
+            if isinstance(done.found, Refused):
+                self.refused[done.job.schedule] = done.found
+            elif done.found is not None:
+                yield done.job, done.found
+
+    def _received(self) -> _Done:
+        try:
+            found: _Done = self._child.receive()
+        except ChildEndedError:
+            raise self._broken() from None
+        return found
 
     def _broken(self) -> CompileError:
-        self._complaints.seek(0)
-        text = self._complaints.read().decode(errors="replace").strip()
-        last = "\n  ".join(text.splitlines()[-8:])
-        return CompileError(
-            f"the compiling process ended early (exit status {self._process.wait()})\n  {last}"
-        )
+        words = "".join(f"\n  {line}" for line in self._child.last_lines(8))
+        return CompileError(f"the compiling process ended early ({self._child.ending}){words}")
 
 
 # ---- in the helper -------------------------------------------------------------------------------
 
 
-def serve() -> None:
-    """Main function of the helper: read one order, compile it in parallel, report line by line."""
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints does not end up between the lines
-    folder = Path(sys.argv[2])
-
+def serve(channel: Connection) -> None:
+    """Main function of the helper: take one order, compile it in parallel, send what is done."""
     # A generated module names torch in its host code only, which does not run here: 2.8 s saved.
     sys.modules.setdefault("torch", ModuleType("torch"))
     # Before there is work, for workers to inherit.
@@ -180,45 +161,48 @@ def serve() -> None:
     from flashgen.runtime.triton_key import find_triton_key
 
     find_triton_key()
-    try:
-        order = pickle.load(sys.stdin.buffer)
-    except EOFError:  # the caller found something wrong and sent nothing
-        return
+    order: _Order = channel.recv()  # EOFError: the caller found something wrong and sent nothing
     warning = use_writable_cache()
     if warning:
-        _say(lines, "warn", json.dumps(warning))
+        channel.send(_Done(warnings=(warning,)))
     load_module(order.path, interpreted=False)
     workers = max(1, min(cores(), len(order.jobs)))
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        for number, result in enumerate(pool.map(_compile, [(order, job) for job in order.jobs])):
-            (folder / str(number)).write_bytes(pickle.dumps(result))
-            _say(lines, "done", str(number))
+    # A worker that held the channel would keep the caller waiting for a helper that is gone.
+    with ProcessPoolExecutor(
+        workers, get_context("fork"), initializer=os.close, initargs=(channel.fileno(),)
+    ) as pool:
+        for done in pool.map(_compile, [(order, job) for job in order.jobs]):
+            channel.send(done)
 
 
-def _say(lines: IO[str], word: str, rest: str) -> None:
-    lines.write(f"{word} {rest}\n")
-    lines.flush()
-
-
-def _compile(task: tuple[_Order, Job]) -> CompiledKernel | FlashgenError | Refused:
-    if task[1].schedule.family == "triton":
+def _compile(task: tuple[_Order, Job]) -> _Done:
+    job = task[1]
+    if job.schedule.family == "triton":
         return _compiled(task)
     try:
-        found: CompiledKernel | FlashgenError = in_time(_compiled, task, COMPILE_S)
+        done: _Done = in_time(_compiled, task, COMPILE_S)
     except SilentError:
-        return Refused("hung", f"compiling took over {COMPILE_S:g} s")
+        return _Done(job, Refused("hung", f"compiling took over {COMPILE_S:g} s"))
     except ChildEndedError as error:
-        return Refused("crashed", f"compiling: {error}")
-    if isinstance(found, ScheduleError) and found.rejections:
-        return Refused("refused", "; ".join(map(str, found.rejections)))
-    return found
+        return _Done(job, Refused("crashed", f"compiling: {error}"))
+    if isinstance(done.found, ScheduleError) and done.found.rejections:
+        reason = "; ".join(map(str, done.found.rejections))
+        return replace(done, found=Refused("refused", reason))
+    return done
 
 
-def _compiled(task: tuple[_Order, Job]) -> CompiledKernel | FlashgenError:
+def _compiled(task: tuple[_Order, Job]) -> _Done:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", FlashgenWarning)
+        found = _found(*task)
+    own = [w for w in said if issubclass(w.category, FlashgenWarning)]
+    return _Done(task[1], found, tuple(str(w.message) for w in own))
+
+
+def _found(order: _Order, job: Job) -> CompiledKernel | FlashgenError:
     from flashgen.runtime.ahead import compile_schedule
     from flashgen.runtime.load import load_module
 
-    order, job = task
     module = load_module(order.path, interpreted=False)
     try:
         return compile_schedule(

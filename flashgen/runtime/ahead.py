@@ -27,9 +27,12 @@ from flashgen.runtime.ahead_gluon import (
 )
 from flashgen.runtime.allocation import GivenUpError
 from flashgen.runtime.artifact import Plan
+from flashgen.runtime.triton_cache import whole_entries
 from flashgen.schedule.model import Schedule
 from flashgen.spec.model import AttentionSpec
 from flashgen.target import Target
+
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 # What Triton's launcher types are called in a signature.
 _ANNOTATED = {"int32": "i32", "int64": "i64", "float32": "fp32"}
@@ -86,8 +89,16 @@ def compile_ahead(
     }
     attributes = _attributes(constexprs)
     source = (source_of if is_gluon else ASTSource)(kernel, signature, constexprs, attributes)
+
+    def compiled(*, anew: bool = False) -> CompiledKernel:
+        with whole_entries(anew=anew):
+            found = triton.compile(source, target=_gpu_target(target), options=launch)
+        return _report(entry, found)
+
     try:
-        compiled = triton.compile(source, target=_gpu_target(target), options=launch)
+        found = compiled()
+        if _tells_nothing(found):
+            found = compiled(anew=True)
     except GivenUpError:
         raise
     except Exception as error:  # Triton raises many kinds, from Python and from LLVM
@@ -95,7 +106,6 @@ def compile_ahead(
             f"{entry} for {target.id}: {type(error).__name__}: {error}\n"
             f"  hint: the source is {module.__file__}"
         ) from error
-    found = _report(entry, compiled)
     if not is_gluon:
         return found
     return replace(found, serialised_wgmma=serialised_wgmma(found.assembly))
@@ -133,6 +143,11 @@ def _gpu_target(target: Target) -> GPUTarget:
     raise TargetError(f"{target.id}: Triton has no back end for {target.vendor}")
 
 
+def _tells_nothing(found: CompiledKernel) -> bool:
+    """Whether NVIDIA's own tool cannot read a binary, which its form alone does not show."""
+    return found.binary_kind == "cubin" and found.regs_per_thread is None and _CUOBJDUMP.exists()
+
+
 def _report(entry: str, compiled: Any) -> CompiledKernel:
     kinds = {"cubin": "ptx", "hsaco": "amdgcn"}
     binary_kind = next(kind for kind in kinds if kind in compiled.asm)
@@ -154,14 +169,13 @@ def _report(entry: str, compiled: Any) -> CompiledKernel:
 
 def _nvidia_usage(cubin: bytes) -> tuple[int | None, int | None]:
     """(registers, stack bytes) by the cuobjdump that Triton brings; the stack holds the spills."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    if not tool.exists():
+    if not _CUOBJDUMP.exists():
         return None, None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         text = subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=False
+            [str(_CUOBJDUMP), "-res-usage", file.name], capture_output=True, text=True, check=False
         ).stdout
     registers, stack = re.search(r"REG:(\d+)", text), re.search(r"STACK:(\d+)", text)
     return (int(registers[1]) if registers else None), (int(stack[1]) if stack else None)

@@ -1,8 +1,8 @@
 """The disk cache of generated modules: one folder a plan, written whole or not at all.
 
 A folder is named `<spec>-<key>`, where the key covers everything the text depends on. It holds
-`kernel.py`, the module, and `plan.json`, which says how to call it and carries the module's digest.
-Anything unreadable, truncated or altered is a miss: rebuilt, and said once.
+`kernel.py`, the module, and `plan.json`, which says how to call it and carries the digests of the
+module and of itself. Anything unreadable, truncated or altered is a miss: rebuilt, and said once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from flashgen import settings
 from flashgen.errors import FlashgenError
-from flashgen.fingerprint import fingerprint_text
+from flashgen.fingerprint import fingerprint, fingerprint_text
 from flashgen.runtime.said import say_once
 from flashgen.schedule.model import Bucket, Schedule, all_buckets
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 Choice = tuple[Bucket, Schedule]
 
 
@@ -56,44 +56,44 @@ class Plan:
         return replace(self, choices=tuple((bucket, schedule) for bucket in all_buckets()))
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "version": PLAN_VERSION,
-                "name": self.name,
-                "module_digest": self.digest,
-                "entries": dict(self.entries),
-                "arguments": list(self.arguments),
-                "has_lse": self.has_lse,
-                "origin": self.origin,
-                "origins": list(self.origins),
-                "notes": list(self.notes),
-                "hopper_digest": self.hopper_digest,
-                "choices": [[b.to_dict(), s.to_dict()] for b, s in self.choices],
-            },
-            indent=1,
-        )
+        told: dict[str, object] = {
+            "version": PLAN_VERSION,
+            "name": self.name,
+            "module_digest": self.digest,
+            "entries": dict(self.entries),
+            "arguments": list(self.arguments),
+            "has_lse": self.has_lse,
+            "origin": self.origin,
+            "origins": list(self.origins),
+            "notes": list(self.notes),
+            "hopper_digest": self.hopper_digest,
+            "choices": [[b.to_dict(), s.to_dict()] for b, s in self.choices],
+        }
+        return json.dumps({"digest": fingerprint(told), **told}, indent=1)
 
     @classmethod
-    def from_json(cls, data: dict[str, object], text: str) -> Plan:
-        """The inverse of `to_json`; ValueError, KeyError or TypeError for what is not one."""
-        plan = cls(
-            name=str(data["name"]),
-            text=text,
-            entries=tuple(sorted(data["entries"].items())),  # type: ignore[attr-defined]
-            arguments=tuple(data["arguments"]),  # type: ignore[arg-type]
-            has_lse=bool(data["has_lse"]),
-            choices=tuple(
-                (Bucket.from_dict(b), Schedule.from_dict(s))
-                for b, s in data["choices"]  # type: ignore[attr-defined]
-            ),
-            origin=str(data["origin"]),
-            origins=tuple(map(str, data["origins"])),  # type: ignore[call-overload]
-            notes=tuple(map(str, data["notes"])),  # type: ignore[call-overload]
-            hopper_digest=str(data["hopper_digest"]),
+    def from_json(cls, text: str, module: str) -> Plan:
+        """The inverse of `to_json`, with the text of the module; ValueError for either if it is not
+        as it was written."""
+        told = json.loads(text)
+        if not isinstance(told, dict) or told.get("version") != PLAN_VERSION:
+            raise ValueError("its version differs")
+        if told.pop("digest", None) != fingerprint(told):
+            raise ValueError("its plan was altered")
+        if told["module_digest"] != fingerprint_text(module):
+            raise ValueError("its module was altered")
+        return cls(
+            name=told["name"],
+            text=module,
+            entries=tuple(sorted(told["entries"].items())),
+            arguments=tuple(told["arguments"]),
+            has_lse=told["has_lse"],
+            choices=tuple((Bucket.from_dict(b), Schedule.from_dict(s)) for b, s in told["choices"]),
+            origin=told["origin"],
+            origins=tuple(told["origins"]),
+            notes=tuple(told["notes"]),
+            hopper_digest=told["hopper_digest"],
         )
-        if data["version"] != PLAN_VERSION or data["module_digest"] != plan.digest:
-            raise ValueError("version or digest differs")
-        return plan
 
 
 def fetch(name: str, key: str, build: Callable[[], Plan]) -> tuple[Plan, Path]:
@@ -108,17 +108,25 @@ def fetch(name: str, key: str, build: Callable[[], Plan]) -> tuple[Plan, Path]:
 
 def _read(folder: Path) -> Plan | None:
     try:
-        data = json.loads((folder / "plan.json").read_text("utf-8"))
-        return Plan.from_json(data, (folder / "kernel.py").read_text("utf-8"))
+        return Plan.from_json(_text(folder / "plan.json"), _text(folder / "kernel.py"))
     except FileNotFoundError:
         if folder.is_dir() and any(folder.iterdir()):
             say_once(f"{folder}: the cached kernel is incomplete; it is rebuilt")
         return None
     except NotADirectoryError:
         return None
+    except RecursionError:
+        reason = "it is nested too deeply"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, FlashgenError) as error:
-        say_once(f"{folder}: the cached kernel cannot be read ({error}); it is rebuilt")
-        return None
+        reason = str(error)
+    say_once(f"{folder}: the cached kernel cannot be read ({reason}); it is rebuilt")
+    return None
+
+
+def _text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path.name} is no file")  # a pipe would keep its reader waiting
+    return path.read_text("utf-8")
 
 
 def _write(folder: Path, plan: Plan) -> Path:
@@ -156,8 +164,10 @@ def replace_file(path: Path, content: str | bytes, *, shared: bool = False) -> N
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         temporary.replace(path)
-    except OSError:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as where the disk is full
+            error.filename = str(path)  # else it reads like one of a standard stream
         raise
 
 

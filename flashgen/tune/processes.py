@@ -129,22 +129,29 @@ class Child:
             self._channel.close()
             self._written.close()
 
+    @property
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        return ending(self._process.poll())
+
     def last_words(self) -> str:
         """The last line that the process printed; empty if there is none, or after `kill`."""
+        return "".join(line.strip()[:300] for line in self.last_lines(1))
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines that the process printed and that are not blank; none after `kill`."""
         if self._written.closed:
-            return ""
+            return []
         size = os.fstat(self._written.fileno()).st_size
         tail = os.pread(self._written.fileno(), 4000, max(0, size - 4000))
-        lines = [line.strip() for line in tail.decode(errors="replace").splitlines()]
-        return next((line[:300] for line in reversed(lines) if line), "")
+        lines = [line.rstrip() for line in tail.decode(errors="replace").splitlines()]
+        return [line for line in lines if line][-count:]
 
     def _ended(self) -> ChildEndedError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_WAIT_S)
         words = self.last_words()
-        return ChildEndedError(
-            f"the process ended {ending(self._process.returncode)}{f': {words}' if words else ''}"
-        )
+        return ChildEndedError(f"the process ended {self.ending}{f': {words}' if words else ''}")
 
 
 def in_time(work: Callable[[Any], Any], given: Any, limit_s: float) -> Any:

@@ -24,7 +24,7 @@ from flashgen.bench.run import Run
 from flashgen.bench.suites import Request, command_line, new_runs, run_all
 from flashgen.cli.bench import bench
 from flashgen.compiler.choose import plan
-from flashgen.errors import TargetError, VerificationError
+from flashgen.errors import FlashgenError, TargetError, VerificationError
 from flashgen.runtime.load import load_module
 from flashgen.schedule.model import bucket_of
 from flashgen.spec.model import AttentionSpec
@@ -402,3 +402,22 @@ def test_the_command_in_a_record_names_no_place() -> None:
     both = Request(("specs", "flex"))
     assert command_line(both) == "flashgen bench --suite specs --suite flex"
     assert both.budget_s == suites.BUDGETS_S["specs"] + suites.BUDGETS_S["flex"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/below", "file"])
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    request = Request(("specs",), tmp_path / name)
+    with pytest.raises(FlashgenError, match="nvidia-h200: cannot be written"):
+        new_runs(request, print, "nvidia-h200", {})
+    new_runs(Request(("specs",), tmp_path / "new" / "deep"), print, "nvidia-h200", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_can_no_longer_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (run,) = new_runs(Request(("specs",), tmp_path / "out"), print, "nvidia-h200", {}).values()
+    (tmp_path / "out").touch()
+    with pytest.raises(FlashgenError, match=r"specs\.json: cannot be written"):
+        run.save()

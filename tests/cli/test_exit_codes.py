@@ -107,6 +107,48 @@ def test_names_that_no_file_can_have(command: str) -> None:
     assert run(command, "a\0b").exit_code == 3
 
 
+LONG = "x" * 300
+TOO_LONG = {
+    "build": ("build", "{spec}", "-o", f"{{folder}}/{LONG}"),
+    "build-deep": ("build", "{spec}", "-o", f"{{folder}}/{LONG}/out"),
+    "explain-html": ("explain", "{spec}", "--html", f"{{folder}}/{LONG}.html"),
+    "explain-plot": ("explain", "{spec}", "--plot", f"{{folder}}/{LONG}.png"),
+    "tune-diff": (
+        "tune",
+        "{spec}",
+        "--target",
+        "nvidia-h200",
+        "--diff",
+        "-o",
+        f"{{folder}}/{LONG}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_path_that_is_too_long(name: str, tmp_path: Path) -> None:
+    spec, folder = tmp_path / "tiny.yaml", tmp_path / "folder"
+    spec.write_text(MINIMAL, "utf-8")
+    folder.mkdir()
+    result = run(*(part.format(spec=spec, folder=folder) for part in TOO_LONG[name]))
+    assert result.exit_code == 1
+    assert LONG in result.stderr
+    assert "(File name too long)" in result.stderr
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("command", [("show", "llama3_8b"), ("doctor",)], ids=" ".join)
+def test_a_folder_of_the_environment_that_is_too_long(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FLASHGEN_CONFIG_DIR", "FLASHGEN_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / LONG))
+    result = run(*command)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {tmp_path / LONG}")
+    assert "cannot be used (File name too long)\n  hint: choose a shorter path" in result.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -81,3 +83,16 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_tests_hear_ctrl_c_also_where_they_are_started_with_it_ignored() -> None:
+    """As with `pytest &` in a script, or nohup."""
+    name = f"{__file__}::test_a_swallowed_interrupt_comes_up_at_the_next_step"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -18,7 +18,7 @@ import torch
 
 from flashgen import AttentionSpec, reference
 from flashgen.compiler import BuildResult, build, building
-from flashgen.compiler.folder import Folder, write
+from flashgen.compiler.folder import Folder, digests, write
 from flashgen.compiler.machine_code import Compilers, Job
 from flashgen.compiler.verification import CaseResult, Verification
 from flashgen.errors import (
@@ -31,6 +31,7 @@ from flashgen.errors import (
     VerificationError,
 )
 from flashgen.problem import Problem
+from flashgen.runtime.artifact import replace_file
 from flashgen.runtime.said import forget
 from flashgen.schedule.model import Schedule
 from flashgen.target import get_target
@@ -235,6 +236,71 @@ def test_a_folder_has_one_build(
     assert {path.name: path.read_bytes() for path in built.out.iterdir()} == before
 
 
+def test_an_edited_spec_replaces_its_build(
+    built: BuildResult, small: AttentionSpec, tmp_path: Path
+) -> None:
+    shutil.copytree(built.out, tmp_path, dirs_exist_ok=True)
+    result = build(small.replace(mask="causal", inputs={}), tmp_path, target=TARGET, verify=False)
+    assert result.spec.fingerprint != small.fingerprint
+    assert json.loads(result.manifest.read_text())["fingerprint"] == result.spec.fingerprint
+    assert {p.name for p in tmp_path.iterdir()} == {*result.files, "manifest.json"}
+
+
+def test_no_manifest_stands_beside_files_that_it_does_not_describe(
+    built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at before and after every change of the folder, where kill -9 may come."""
+    shutil.copytree(built.out, tmp_path, dirs_exist_ok=True)
+    seen = []
+
+    def look() -> None:
+        manifest = tmp_path / "manifest.json"
+        seen.append(manifest.exists())
+        if manifest.exists():
+            files = json.loads(manifest.read_text())["files"]
+            assert files == digests({name: (tmp_path / name).read_bytes() for name in files})
+        Folder.opened(tmp_path).check("small", "small.py")  # it can be built again
+
+    def looking(method: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            look()
+            result = method(*arguments, **options)
+            look()
+            return result
+
+        return call
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(Path, name, looking(getattr(Path, name)))
+    kept = [name for name in built.files if not name.endswith(".cubin")]
+    contents = {name: (built.out / name).read_bytes() + b"\n# edited\n" for name in kept}
+    manifest = json.loads(built.manifest.read_text()) | {"files": digests(contents)}
+    Folder.opened(tmp_path).write(contents, json.dumps(manifest).encode())
+    assert seen[0] and seen[-1] and not all(seen)
+    assert {p.name for p in tmp_path.iterdir()} == {*contents, "manifest.json"}
+
+
+@pytest.mark.parametrize("there", ["", "out", "out/deep"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CompileError])
+def test_a_build_that_ends_early_leaves_nothing(
+    there: str,
+    error: type[BaseException],
+    small: AttentionSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = set(tmp_path.rglob("*"))
+
+    def ends(*_: object, **__: object) -> Verification:
+        raise error
+
+    monkeypatch.setattr(building, "verify_plan", ends)
+    with pytest.raises(error):
+        build(small, tmp_path / "out" / "deep", target=TARGET)
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_a_manifest_names_no_file_outside_its_folder(built: BuildResult, tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("kept")
@@ -283,6 +349,13 @@ def test_a_folder_that_is_a_file(small: AttentionSpec, tmp_path: Path) -> None:
         build(small, tmp_path / "out", target=TARGET)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "deep/" + "x" * 300, "x/" * 3000], ids=len)
+def test_a_path_that_is_too_long(name: str, small: AttentionSpec, tmp_path: Path) -> None:
+    with pytest.raises(FlashgenError, match=r"cannot be written \(File name too long\)"):
+        build(small, tmp_path / name, target=TARGET)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_read_only_folder(small: AttentionSpec) -> None:
     with pytest.raises(FlashgenError, match="cannot be written") as found:
         build(small, "/proc/self/out", target=TARGET)
@@ -298,6 +371,24 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(os, call, full)
             with pytest.raises(FlashgenError, match="No space left on device"):
                 write(tmp_path / "small.py", b"text")
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_or_is_interrupted_names_its_file_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
+
+        def replace_(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace_)
+            with pytest.raises(type(error)) as found:
+                replace_file(tmp_path / "small.py", b"text")
+        assert getattr(found.value, "filename", str(tmp_path / "small.py")) == str(
+            tmp_path / "small.py"
+        )
         assert not list(tmp_path.iterdir())
 
 
@@ -367,15 +458,31 @@ def test_triton_cache_that_cannot_be_written(
     assert result.kernels
 
 
+def test_damaged_machine_code_is_not_shipped(
+    small: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    forget()
+    kinds = {"target": TARGET, "verify": False}
+    sound = build(small, tmp_path / "sound", **kinds)  # type: ignore[arg-type]
+    damaged = list((tmp_path / "triton").rglob("*.cubin"))
+    assert len(damaged) == len(sound.kernels) > 1
+    for path in damaged:
+        os.truncate(path, 1000)
+    with pytest.warns(FlashgenWarning, match="is damaged or incomplete") as said:
+        result = build(small, tmp_path / "out", **kinds)  # type: ignore[arg-type]
+    assert len(said) == 1
+    assert {**result.files, "report.md": ""} == {**sound.files, "report.md": ""}
+
+
 def test_the_helper_has_tritons_key_before_there_is_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its workers inherit the key; each would hash the library, all at the same time."""
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path))
     with Compilers() as compilers:
-        assert compilers._process.stdin is not None
-        compilers._process.stdin.close()  # no order comes
-        assert compilers._process.wait(timeout=300) == 0
+        compilers._child.channel.close()  # no order comes
+        assert compilers._child._process.wait(timeout=300) == 0
     found = json.loads((tmp_path / "triton-key.json").read_text())
     assert len(found["key"]) > 20
 

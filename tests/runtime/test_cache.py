@@ -43,12 +43,39 @@ def test_one_folder_a_plan_and_two_files(cache: Path) -> None:
     assert len(list((cache / "kernels").iterdir())) == 3
 
 
+def altered(text: str, **changes: object) -> str:
+    return json.dumps(json.loads(text) | changes)
+
+
+# Every field of a plan, with a value of its type that is not the one that was written.
+OTHER_VALUES: dict[str, object] = {
+    "name": "another",
+    "entries": {},
+    "arguments": ["zz"],
+    "has_lse": False,
+    "origin": "tuned",
+    "origins": [],
+    "notes": ["mine"],
+    "hopper_digest": "0",
+    "choices": [],
+}
 BROKEN = {
     "truncated-plan": ("plan.json", lambda text: text[: len(text) // 2]),
     "empty-plan": ("plan.json", lambda text: ""),
     "brace": ("plan.json", lambda text: "{"),
     "list": ("plan.json", lambda text: "[]"),
     "other-version": ("plan.json", lambda text: json.dumps(json.loads(text) | {"version": 0})),
+    "null": ("plan.json", lambda text: "null"),
+    "nested": ("plan.json", lambda text: "[" * 100_000 + "]" * 100_000),
+    "nested-choices": (
+        "plan.json",
+        lambda text: text.replace('"choices": [', f'"choices": [{"[" * 400 + "]" * 400},'),
+    ),
+    "no-digest": ("plan.json", lambda text: altered(text, digest=None)),
+    "digest-of-the-module": (
+        "plan.json",
+        lambda text: altered(text, module_digest="0" * 64),
+    ),
     "schedule": ("plan.json", lambda text: text.replace('"block_m"', '"block_q"')),
     "truncated-kernel": ("kernel.py", lambda text: text[: len(text) // 2]),
     "edited-kernel": ("kernel.py", lambda text: text + "# mine\n"),
@@ -68,6 +95,32 @@ def test_broken_entries_are_rebuilt_and_said_once(name: str, cache: Path) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fetch()
+
+
+@pytest.mark.parametrize("field", OTHER_VALUES)
+@pytest.mark.parametrize("kind", ["another", "none", "missing"])
+def test_a_plan_with_another_field_is_rebuilt(field: str, kind: str, cache: Path) -> None:
+    path = fetch().parent / "plan.json"
+    text = path.read_text()
+    told = json.loads(text)
+    assert told.keys() - {"version", "digest", "module_digest"} == OTHER_VALUES.keys()
+    told[field] = OTHER_VALUES[field] if kind == "another" else None
+    if kind == "missing":
+        del told[field]
+    path.write_text(json.dumps(told))
+    with pytest.warns(FlashgenWarning, match="cannot be read"):
+        fetch()
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("file", ["plan.json", "kernel.py"])
+def test_a_pipe_in_the_place_of_a_file(file: str, cache: Path) -> None:
+    path = fetch().parent / file
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(FlashgenWarning, match="is no file"):
+        fetch()
+    assert path.is_file()
 
 
 def test_bytes_that_are_no_text(cache: Path) -> None:
