@@ -47,7 +47,6 @@ def spec_of(index: str, use: str, schedule: Schedule) -> AttentionSpec:
         name="reads",
         head_dim=64,
         dtype="bf16",
-        heads={"group": 2},
         inputs={
             "t": {"shape": ["q_heads", "q_len", "kv_len"], "dtype": "fp32"},
             "perm": {"shape": ["q_heads"], "dtype": "int32"},
