@@ -316,12 +316,13 @@ def visible_matrix(
     *,
     rows: Array | None = None,
     keys: Array | None = None,
+    batch: int = 0,
 ) -> NDArray[np.bool_]:
-    """[rows, keys]: which pairs of these (None: of all) the mask shows in the first head.
+    """[rows, keys]: which pairs of these (None: of all) the mask shows in a batch's first head.
 
     For small numbers of them; `inputs` has all that the mask reads.
     """
-    place = _Place.of(spec, shape, inputs, 0, 0)
+    place = _Place.of(spec, shape, inputs, batch, 0)
     rows = np.arange(shape.q_len, dtype=np.int64) if rows is None else rows
     keys = np.arange(shape.kv_len, dtype=np.int64) if keys is None else keys
     return place.seen(rows, keys) & (keys < place.kv_len)
