@@ -20,6 +20,23 @@ BACKWARD = (
     "backward: the spec asks for gradients, and no kernel family serves them yet; what was built "
     "is the forward, which refuses tensors that require gradients."
 )
+NOT_BUILT = (
+    "no kernel family serves {} yet: `flashgen build` refuses the spec with exit code 4. What is "
+    "shown is derived from the spec alone; there is no such kernel."
+)
+BACKWARD_DERIVED = (
+    "backward: the spec asks for gradients, and no kernel family serves them yet; what is shown is "
+    "the forward."
+)
+
+
+def not_served(spec: AttentionSpec) -> tuple[str, ...]:
+    """What of a valid spec no kernel serves, a sentence each, for what is derived from the spec."""
+    from flashgen.compiler.choose import unserved_features
+
+    missing = ", ".join(unserved_features(spec))
+    found = [BACKWARD_DERIVED] if spec.backward else []
+    return (NOT_BUILT.format(missing), *found) if missing else tuple(found)
 
 
 def summary(result: BuildResult) -> str:
