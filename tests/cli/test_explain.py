@@ -156,11 +156,8 @@ def test_what_no_kernel_serves_is_said_first(
     command: tuple[str, ...], field: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "unserved.yaml"
-    lines = [
-        line
-        for line in MINIMAL.splitlines()
-        if line.split(":")[0] != field.split(":", maxsplit=1)[0]
-    ]
+    name = field.partition(":")[0]
+    lines = [line for line in MINIMAL.splitlines() if not line.startswith(name)]
     path.write_text("\n".join([*lines, field, ""]))
     sentence = f"no kernel family serves {UNSERVED[field]} yet"
     shown = run(*command, str(path)).stdout
