@@ -66,3 +66,42 @@ def test_a_name_is_no_spec(golden: Callable[[str, str], None]) -> None:
     with pytest.raises(FlashgenError) as raised:
         flashgen.compile("llama3_8b")  # type: ignore[arg-type]
     golden("errors/tensor-not-a-spec.txt", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            (),
+            "first, last, sink, kv_lens: got nothing, "
+            "expected arguments first=, last=, sink=, kv_lens= (only first, ",
+        ),
+        (
+            ("first", "sink"),
+            "last, kv_lens: got nothing, expected arguments last=, kv_lens= (only first, ",
+        ),
+        (
+            ("first", "last", "sink"),
+            "kv_lens: got nothing, expected an argument kv_lens= (only first, ",
+        ),
+    ],
+)
+def test_all_that_is_missing_is_named(given: tuple[str, ...], message: str) -> None:
+    declared = {"shape": ["batch"], "dtype": "int32"}
+    spec = AttentionSpec(
+        head_dim=16,
+        dtype="fp32",
+        mask=[{"expr": "k < first[b] or k < last[b]"}],
+        inputs={"first": declared, "last": declared},
+        sink="per_head",
+        kv_lens="per_batch",
+    )
+    tensors = {
+        "first": torch.ones(1, dtype=torch.int32),
+        "last": torch.ones(1, dtype=torch.int32),
+        "sink": torch.zeros(2),
+    }
+    q, kv = torch.randn(1, 2, KEYS, 16), torch.randn(1, 1, KEYS, 16)
+    with pytest.raises(TensorError) as caught:
+        flashgen.compile(spec)(q, kv, kv, **{name: tensors[name] for name in given})
+    assert str(caught.value).startswith(message)
