@@ -92,6 +92,30 @@ def test_pictures(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert result.stderr.splitlines()[-2:] == [f"wrote {plot}", f"wrote {html}"]
+    assert "wrote" not in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--plot", "--html"])
+@pytest.mark.parametrize("place", ["folder.png", "no/such/folder/out.png", "file.png/out.png"])
+def test_what_cannot_be_written_is_said_before_all_else(
+    option: str, place: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file.png").touch()
+    result = run("explain", "gpt2", option, str(tmp_path / place))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert f"{place}: cannot be written (" in result.stderr
+
+
+def test_a_name_that_is_too_long_cannot_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = run("explain", "gpt2", "--html", str(tmp_path / ("x" * 4000)))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "cannot be written" in result.stderr
 
 
 @pytest.mark.parametrize(

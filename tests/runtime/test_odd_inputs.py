@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -105,3 +106,22 @@ def test_all_that_is_missing_is_named(given: tuple[str, ...], message: str) -> N
     with pytest.raises(TensorError) as caught:
         flashgen.compile(spec)(q, kv, kv, **{name: tensors[name] for name in given})
     assert str(caught.value).startswith(message)
+
+
+def test_reads_past_the_used_length_are_outside() -> None:
+    """As docs/spec.md has it: the comparison does not hold, and in a score the read is 0."""
+    keys = {"shape": ["batch", "kv_len"], "dtype": "int32"}
+    spec = AttentionSpec(
+        head_dim=16,
+        dtype="fp32",
+        mask=[{"expr": "x[b, k + 1] >= 0 or k == 2"}],
+        score=[{"expr": "s + x[b, k + 1]"}],
+        inputs={"x": keys},
+        kv_lens="per_batch",
+    )
+    x, q, kv = torch.full((1, KEYS), 7).int(), torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, KEYS, 16)
+    attend = flashgen.compile(spec, return_lse=True)
+    # Keys 0 to 2 are seen, each raised by 7; the last of three is not: x ends there.
+    for used, total in ((4, 3 * math.exp(7)), (3, 2 * math.exp(7) + 1)):
+        _, found = attend(q, kv, kv, x=x, kv_lens=torch.tensor([used], dtype=torch.int32))
+        assert found.item() == pytest.approx(math.log(total), rel=1e-5)
