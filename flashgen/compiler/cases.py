@@ -5,7 +5,7 @@ few: a schedule for long sequences is right or wrong at short ones too. The inte
 `SECONDS_PER_STEP` for each program and key tile, so there the schedules of the spec's shapes, and
 one of every kind of kernel, get a few edges, the most telling first, until `INTERPRETER_STEPS` are
 spent; then two batches of two K/V heads for every kind of kernel that had none, and the edges of
-the mask that no case reaches, as far as `MASK_STEPS` go.
+the mask that no case of a kind of kernel reaches, as far as `MASK_STEPS` go for each.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ REPRESENTATIVE = (
 ANY_GROUPS = (2, 1, 6)  # query heads per K/V head where the spec says `any`
 SECONDS_PER_STEP = 0.005  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
 INTERPRETER_STEPS = 80
-MASK_STEPS = 240
+MASK_STEPS = 300
 FEWEST = 12  # cases of a schedule on a GPU
 MANY_BATCHES = 96  # of two K/V heads: programs for every SM of any NVIDIA GPU in the catalogue
 MAX_EDGE = 2**16  # edges of the mask beyond this get no case of their own
+AT_LENGTH = 3  # pairs of lengths at which an edge is looked for
 PATTERNS = 5  # after so many cases the patterns of lengths and ids are the first ones again
 
 
@@ -220,15 +221,49 @@ def _mask_edges(
     batch: int,
     steps: int | None,
 ) -> tuple[Case, ...]:
-    """A case for each edge of the mask that no case reaches, while `steps` last (None: always)."""
+    """Of each kind of kernel a case for each edge of the mask that none of its cases reaches, while
+    `steps` last (None: always)."""
     more: list[Case] = []
-    for edge in unreached(spec, found):
+    for kinds, edges in unreached_by_kernel(spec, found).items():
+        own = [schedule for schedule in schedules if kernel_kinds(schedule) == kinds]
+        count = len(found) + len(more)
+        more += _at_edges(spec, own, edges, count, batch=batch, steps=steps)
+    return tuple(more)
+
+
+def unreached_by_kernel(
+    spec: AttentionSpec, cases: Sequence[Case]
+) -> dict[tuple[str, ...], tuple[Edge, ...]]:
+    """Of each kind of kernel, which is code of its own, what `unreached` says of its cases.
+
+    A single tile holds few keys: it is judged where there are no other kernels.
+    """
+    by_kinds: dict[tuple[str, ...], list[Case]] = {}
+    for case in cases:
+        by_kinds.setdefault(kernel_kinds(case.schedule), []).append(case)
+    if len(by_kinds) > 1:
+        by_kinds.pop(("single_tile",), None)
+    return {kinds: unreached(spec, own) for kinds, own in by_kinds.items()}
+
+
+def _at_edges(
+    spec: AttentionSpec,
+    schedules: Sequence[Schedule],
+    edges: Sequence[Edge],
+    count: int,
+    *,
+    batch: int,
+    steps: int | None,
+) -> list[Case]:
+    """A case for each of these edges that the cases before it do not reach, while `steps` last."""
+    more: list[Case] = []
+    for edge in edges:
         if edge.length > MAX_EDGE or any(reaches(spec, case, edge) for case in more):
             continue
         left = None if steps is None else steps - sum(case.steps for case in more)
-        case = _at_edge(spec, schedules, edge, len(found) + len(more), batch=batch, steps=left)
+        case = _at_edge(spec, schedules, edge, count + len(more), batch=batch, steps=left)
         more += [] if case is None else [case]
-    return tuple(more)
+    return more
 
 
 def unreached(spec: AttentionSpec, cases: Sequence[Case]) -> tuple[Edge, ...]:
@@ -252,7 +287,7 @@ def _at_edge(
 
     Inputs may hide an edge, so the first `PATTERNS` of them are tried.
     """
-    for lengths in range(len(_at_length(edge.length, schedules[0]))):
+    for lengths in range(AT_LENGTH):
         cases = [
             _emulable(
                 spec,

@@ -11,7 +11,14 @@ import torch
 from flashgen import AttentionSpec, settings
 from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose, verification, verify
-from flashgen.compiler.cases import STRIDES, Case, cases_of, representatives, unreached
+from flashgen.compiler.cases import (
+    STRIDES,
+    Case,
+    cases_of,
+    representatives,
+    unreached,
+    unreached_by_kernel,
+)
 from flashgen.compiler.mask_edges import mask_edges
 from flashgen.compiler.verification import Verification, verify_plan
 from flashgen.errors import NotServedError, VerificationError
@@ -355,7 +362,19 @@ def test_edges_of_the_mask_get_cases() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_gpu_reaches_all_edges_of_shipped_masks(path: Path) -> None:
     spec = load_spec(path)
-    assert not unreached(spec, cases_of(spec, plan_of(spec), interpreted=False))
+    cases = cases_of(spec, plan_of(spec), interpreted=False)
+    assert not any(unreached_by_kernel(spec, cases).values())
+
+
+def test_every_kernel_of_a_plan_reaches_the_edges() -> None:
+    """Those of Hopper are other code than the portable one."""
+    spec = load_spec(settings.specs_dir() / "gemma2_local.yaml")
+    plan = plan_of(spec)
+    kinds = {kernel_kinds(schedule) for _, schedule in plan.choices}
+    assert {("loop",), ("sm90",)} <= kinds
+    found = unreached_by_kernel(spec, cases_of(spec, plan, interpreted=True))
+    assert set(found) == kinds - {("single_tile",)}
+    assert not any(found.values())
 
 
 @pytest.mark.parametrize("length", [60_000, 2_000_000])
