@@ -83,6 +83,8 @@ def get_target(target_id: str) -> Target:
     if by_name is not None:
         near = [by_name.id]
     meant = f"did you mean '{near[0]}'? " if near else ""
+    if wanted == "all":
+        meant = "only `flashgen explain` takes all targets; "
     raise TargetError(
         f"target: unknown GPU {target_id!r}\n  hint: {meant}known targets: {', '.join(TARGETS)}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,8 @@ from flashgen.cli.arguments import (
     shape_of,
     shipped_specs,
 )
-from flashgen.cli.output import print_json
-from flashgen.errors import SpecError, SpecProblem
+from flashgen.cli.output import print_json, say
+from flashgen.errors import FlashgenError, SpecError, SpecProblem
 from flashgen.spec.model import AttentionSpec, Shape
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def explain(
         raise typer.BadParameter("--plot and --html show one spec")
     if plot or html:
         _check_pictures(plot)
+        _check_writable(plot, html)
     shapes = [shape_of(spec, sizes) for spec in found]
     results = [_explained(spec, target, s) for spec, s in zip(found, shapes, strict=True)]
     if json:
@@ -120,6 +122,26 @@ def _check_pictures(plot: Path | None) -> None:
     need_matplotlib()
 
 
+def _check_writable(*files: Path | None) -> None:
+    """FlashgenError for what cannot be a new file, before anything is printed."""
+    for file in filter(None, files):
+        reason = _unwritable(file)
+        if reason:
+            raise FlashgenError(f"{file}: cannot be written ({reason})")
+
+
+def _unwritable(file: Path) -> str | None:
+    try:
+        if file.is_dir():
+            return "a folder"
+        if not file.parent.is_dir():
+            return f"no folder {file.parent}"
+        place = file if file.exists() else file.parent
+    except OSError as error:  # such as a name that is too long
+        return error.strerror or str(error)
+    return None if os.access(place, os.W_OK) else "no permission"
+
+
 def _draw(
     spec: AttentionSpec,
     target: str | None,
@@ -134,7 +156,9 @@ def _draw(
         from flashgen.compiler.pictures import draw
 
         draw(found, plot)
+        say(f"wrote {plot}")
     if html:
         from flashgen.compiler.explanation_html import write_html
 
         write_html(found, html)
+        say(f"wrote {html}")

@@ -50,10 +50,23 @@ def show(
         raise typer.BadParameter(f"--family chooses among kernels, --{views[0].value} shows none")
     found = find_spec(spec)
     facts, text = _VIEWS[views[0]](found, target, family)
+    if views[0] in _DERIVED:
+        facts, text = _with_not_served(found, facts, text)
     if json:
         print_json({"name": found.display_name, "fingerprint": found.fingerprint, **facts})
     else:
         typer.echo(text, nl=False)
+
+
+def _with_not_served(
+    spec: AttentionSpec, facts: dict[str, object], text: str
+) -> tuple[dict[str, object], str]:
+    """What can be derived from a spec that no kernel serves says so first."""
+    from flashgen.compiler.report import not_served
+
+    found = not_served(spec)
+    said = "".join(f"not served: {sentence}\n" for sentence in found)
+    return {"not_served": list(found), **facts}, f"{said}\n{text}" if said else text
 
 
 Facts = dict[str, object]
@@ -128,4 +141,5 @@ def _spec(spec: AttentionSpec, target: str | None, family: Family | None) -> tup
     return {"spec": spec.canonical()}, spec.to_yaml()
 
 
+_DERIVED = (View.GRAPH, View.BOUNDS)  # of specs that no kernel serves, too
 _VIEWS = {View.SOURCE: _source, View.GRAPH: _graph, View.BOUNDS: _bounds, View.SPEC: _spec}

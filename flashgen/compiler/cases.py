@@ -4,7 +4,8 @@ On a GPU every schedule gets all edges that its shape buckets contain, and other
 few: a schedule for long sequences is right or wrong at short ones too. The interpreter needs about
 `SECONDS_PER_STEP` for each program and key tile, so there the schedules of the spec's shapes, and
 one of every kind of kernel, get a few edges, the most telling first, until `INTERPRETER_STEPS` are
-spent; then the mask's own edges, as far as `MASK_STEPS` go.
+spent; then two batches of two K/V heads for every kind of kernel that had none, and the edges of
+the mask that no case of a kind of kernel reaches, as far as `MASK_STEPS` go for each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.options import kernel_kinds
+from flashgen.compiler.mask_edges import Edge, mask_edges, reaches
 from flashgen.passes.score_tile import score_tile
 from flashgen.runtime.artifact import Plan
 from flashgen.schedule.model import (
@@ -25,9 +27,8 @@ from flashgen.schedule.model import (
     Schedule,
     bucket_of,
 )
-from flashgen.spec.expr import Number, parse_expression, walk
 from flashgen.spec.model import AttentionSpec
-from flashgen.spec.parts import Expr, Shape, Window
+from flashgen.spec.parts import Shape
 
 if TYPE_CHECKING:
     from flashgen.runtime.draw import Strides
@@ -44,13 +45,14 @@ REPRESENTATIVE = (
     Bucket(16, 16),
 )
 ANY_GROUPS = (2, 1, 6)  # query heads per K/V head where the spec says `any`
-SECONDS_PER_STEP = 0.04  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
+SECONDS_PER_STEP = 0.005  # one program, or one key tile of one, interpreted (2 GHz core, 2026-11)
 INTERPRETER_STEPS = 80
-MASK_STEPS = 80
+MASK_STEPS = 300
 FEWEST = 12  # cases of a schedule on a GPU
 MANY_BATCHES = 96  # of two K/V heads: programs for every SM of any NVIDIA GPU in the catalogue
-MAX_EDGE = 2**16  # mask constants beyond this are not reached by a case of their own
-MIN_EDGE = 17  # below this every case reaches them
+MAX_EDGE = 2**16  # edges of the mask beyond this get no case of their own
+AT_LENGTH = 3  # pairs of lengths at which an edge is looked for
+PATTERNS = 5  # after so many cases the patterns of lengths and ids are the first ones again
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,11 @@ def cases_of(
             _case(chosen[bucket_of(s.q_len, s.kv_len)], s, index, interpreted=interpreted)
             for index, s in enumerate(shapes)
         )
-    return _few(spec, plan) if interpreted else tuple(_all(spec, plan))
+    if interpreted:
+        return _few(spec, plan)
+    found = tuple(_all(spec, plan))
+    schedules = representatives(spec, plan)
+    return (*found, *_mask_edges(spec, schedules, found, batch=2, steps=None))
 
 
 def _case(schedule: Schedule, shape: Shape, index: int, *, interpreted: bool) -> Case:
@@ -160,14 +166,42 @@ def _few(spec: AttentionSpec, plan: Plan) -> tuple[Case, ...]:
         for schedule, lengths in zip(schedules, lengths_of_round, strict=True):
             if lengths is None:
                 continue
-            # The cheapest schedule's first case shows which K/V head a query head reads.
-            two_heads = not number and schedule == schedules[-1]
-            case = _cheap(spec, schedule, lengths, len(found), two_heads=two_heads)
+            case = _cheap(spec, schedule, lengths, len(found))
             if number and spent + case.steps > INTERPRETER_STEPS:
                 continue
             spent += case.steps
             found.append(case)
-    return (*found, *_mask_edges(spec, schedules, found))
+    found += _batches(spec, schedules, found)
+    return (*found, *_mask_edges(spec, schedules, found, batch=1, steps=MASK_STEPS))
+
+
+def _batches(
+    spec: AttentionSpec, schedules: Sequence[Schedule], found: Sequence[Case]
+) -> list[Case]:
+    """A small case of two batches and two K/V heads, each with memory of its own, for every kind of
+    kernel without one: which show what a query head, and a batch, reads."""
+    from flashgen.runtime.draw import has_nan
+
+    shown = {_kind(case.schedule) for case in found if _tells_batches(case)}
+    more: list[Case] = []
+    for schedule in schedules:
+        if _kind(schedule) in shown:
+            continue
+        shown.add(_kind(schedule))
+        index = len(found) + len(more)
+        if schedule.family == HOPPER and has_nan(index):  # seconds in the emulator
+            index += 1
+        keys = schedule.block_n + (1 if "flash1_split" in kernel_kinds(schedule) else -1)
+        shape = _sized(spec, schedule.positions - 1, keys, index, batch=2)
+        strides = TMA_STRIDES[index % len(TMA_STRIDES)]
+        more.append(_emulable(spec, Case(schedule, shape, strides, index)))
+    return more
+
+
+def _tells_batches(case: Case) -> bool:
+    shape = case.shape
+    apart = case.strides != "expanded"  # or all batches have the keys of the first
+    return apart and min(shape.batch, shape.kv_heads) > 1 and min(shape.q_len, shape.kv_len) > 1
 
 
 def _queue(spec: AttentionSpec, schedules: Sequence[Schedule], place: int) -> list[tuple[int, int]]:
@@ -180,33 +214,107 @@ def _queue(spec: AttentionSpec, schedules: Sequence[Schedule], place: int) -> li
 
 
 def _mask_edges(
-    spec: AttentionSpec, schedules: Sequence[Schedule], found: Sequence[Case]
-) -> Iterator[Case]:
-    """One row and just enough keys for each edge of the mask that no case reaches, while it is
-    affordable."""
-    reached = max((case.shape.kv_len for case in found), default=0)
-    beyond = [edge for edge in edge_lengths(spec) if edge >= reached]
-    left = MASK_STEPS
-    for index, edge in enumerate(beyond, len(found)):
-        shape = _sized(spec, 1, edge + 1, index, batch=1, kv_heads=1)
-        cases = [Case(s, shape, "plain", index) for s in schedules if _serves(s, edge + 1)]
-        case = min(cases, key=lambda each: each.steps)
-        left -= case.steps
-        if left < 0:
-            return
-        yield case
-
-
-def _cheap(
     spec: AttentionSpec,
-    schedule: Schedule,
-    lengths: tuple[int, int],
+    schedules: Sequence[Schedule],
+    found: Sequence[Case],
+    *,
+    batch: int,
+    steps: int | None,
+) -> tuple[Case, ...]:
+    """Of each kind of kernel a case for each edge of the mask that none of its cases reaches, while
+    `steps` last (None: always)."""
+    more: list[Case] = []
+    for kinds, edges in unreached_by_kernel(spec, found).items():
+        own = [schedule for schedule in schedules if kernel_kinds(schedule) == kinds]
+        count = len(found) + len(more)
+        more += _at_edges(spec, own, edges, count, batch=batch, steps=steps)
+    return tuple(more)
+
+
+def unreached_by_kernel(
+    spec: AttentionSpec, cases: Sequence[Case]
+) -> dict[tuple[str, ...], tuple[Edge, ...]]:
+    """Of each kind of kernel, which is code of its own, what `unreached` says of its cases.
+
+    A single tile holds few keys: it is judged where there are no other kernels.
+    """
+    by_kinds: dict[tuple[str, ...], list[Case]] = {}
+    for case in cases:
+        by_kinds.setdefault(kernel_kinds(case.schedule), []).append(case)
+    if len(by_kinds) > 1:
+        by_kinds.pop(("single_tile",), None)
+    return {kinds: unreached(spec, own) for kinds, own in by_kinds.items()}
+
+
+def _at_edges(
+    spec: AttentionSpec,
+    schedules: Sequence[Schedule],
+    edges: Sequence[Edge],
+    count: int,
+    *,
+    batch: int,
+    steps: int | None,
+) -> list[Case]:
+    """A case for each of these edges that the cases before it do not reach, while `steps` last."""
+    more: list[Case] = []
+    for edge in edges:
+        if edge.length > MAX_EDGE or any(reaches(spec, case, edge) for case in more):
+            continue
+        left = None if steps is None else steps - sum(case.steps for case in more)
+        case = _at_edge(spec, schedules, edge, count + len(more), batch=batch, steps=left)
+        more += [] if case is None else [case]
+    return more
+
+
+def unreached(spec: AttentionSpec, cases: Sequence[Case]) -> tuple[Edge, ...]:
+    """The edges of the mask without which it would show the same pairs in all cases."""
+    longest = sorted(cases, key=lambda case: case.shape.q_len + case.shape.kv_len, reverse=True)
+    return tuple(
+        edge for edge in mask_edges(spec) if not any(reaches(spec, case, edge) for case in longest)
+    )
+
+
+def _at_edge(
+    spec: AttentionSpec,
+    schedules: Sequence[Schedule],
+    edge: Edge,
     index: int,
     *,
-    two_heads: bool,
-) -> Case:
+    batch: int,
+    steps: int | None,
+) -> Case | None:
+    """The most telling case that reaches an edge, of those with at most so many steps.
+
+    Inputs may hide an edge, so the first `PATTERNS` of them are tried.
+    """
+    for lengths in range(AT_LENGTH):
+        cases = [
+            _emulable(
+                spec,
+                Case(schedule, _sized(spec, q, k, index, batch=batch, kv_heads=1), "plain", index),
+            )
+            for schedule in schedules
+            for q, k in [_at_length(edge.length, schedule)[lengths]]
+            if _serves(schedule, k)
+        ]
+        cases = [case for case in cases if steps is None or case.steps <= steps]
+        for case in sorted(cases, key=lambda each: each.steps)[:1]:
+            for number in range(index, index + PATTERNS):
+                numbered = replace(case, index=number)
+                if reaches(spec, numbered, edge):
+                    return numbered
+    return None
+
+
+def _at_length(length: int, schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """(q_len, kv_len) at which a mask may change: for the last rows of many keys, so that key tiles
+    are hidden, cut and seen whole; where rows lie before the first key, or at 0; for both."""
+    m, n = schedule.positions, schedule.block_n
+    return (m, length + n + 3), (length + m, n + 3), (length + m, length + n + 3)
+
+
+def _cheap(spec: AttentionSpec, schedule: Schedule, lengths: tuple[int, int], index: int) -> Case:
     """Two batches and two K/V heads where that is cheap, one of each where it is not."""
-    sizes = [(2, 2), (1, 2)] if two_heads else [(2, 2), (2, 1), (1, 2), (1, 1)]
     cases = [
         _emulable(
             spec,
@@ -217,7 +325,7 @@ def _cheap(
                 interpreted=True,
             ),
         )
-        for batch, heads in sizes
+        for batch, heads in [(2, 2), (2, 1), (1, 2), (1, 1)]
     ]
     return next((case for case in cases if case.steps <= INTERPRETER_STEPS // 8), cases[-1])
 
@@ -269,9 +377,14 @@ def _telling(spec: AttentionSpec, schedule: Schedule) -> list[tuple[int, int]]:
         (2 * m + 3, past - 1),
         (m - 1, past),
         (rows, past),
-        *((1, edge + 1) for edge in edge_lengths(spec)),
-        *((m, edge + n + 3) for edge in edge_lengths(spec)),
+        *((1, length + 2) for length in _edge_lengths(spec)),
+        *((m, length + n + 3) for length in _edge_lengths(spec)),
     ]
+
+
+def _edge_lengths(spec: AttentionSpec) -> tuple[int, ...]:
+    lengths = (edge.length for edge in mask_edges(spec))
+    return tuple(dict.fromkeys(length for length in lengths if length <= MAX_EDGE))
 
 
 def _far(schedule: Schedule) -> list[tuple[int, int]]:
@@ -282,16 +395,3 @@ def _far(schedule: Schedule) -> list[tuple[int, int]]:
     kv_lens = (0, 1, n - 1, n, n + 1, 2 * n + 3, past - 1, past, past + 1, past + n + 3)
     pairs = [(q, kv_lens[(i + j) % len(kv_lens)]) for i, q in enumerate(q_lens) for j in range(4)]
     return pairs + [(m + 1, kv_len) for kv_len in kv_lens]
-
-
-def edge_lengths(spec: AttentionSpec) -> tuple[int, ...]:
-    """Distances at which the mask changes, beyond those that every case reaches: window sides, and
-    numbers in expressions."""
-    found: set[int] = set()
-    for item in spec.mask:
-        if isinstance(item, Window):
-            found |= {side for side in (item.left, item.right) if side is not None}
-        if isinstance(item, Expr):
-            numbers = (n.value for n in walk(parse_expression(item.expr)) if isinstance(n, Number))
-            found |= {value for value in numbers if isinstance(value, int)}
-    return tuple(sorted(edge for edge in found if MIN_EDGE <= edge <= MAX_EDGE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from flashgen.compiler.chosen import Choice, measured
+from flashgen.compiler.report import not_served
 from flashgen.passes.lower import Order
 from flashgen.schedule.model import Family, Schedule
 from flashgen.spec.model import AttentionSpec, Shape
@@ -178,6 +179,11 @@ class Explanation:
     peak_flops_per_s: float
     limits: tuple[str, ...]
 
+    @property
+    def not_served(self) -> tuple[str, ...]:
+        """What no kernel serves, a sentence each: the explanation is of the spec without it."""
+        return not_served(self.spec)
+
     def __str__(self) -> str:
         from flashgen.compiler.explanation_text import explanation_text
 
@@ -195,6 +201,7 @@ class Explanation:
         return {
             "spec": self.spec.display_name,
             "fingerprint": self.spec.fingerprint,
+            "not_served": list(self.not_served),
             "target": self.target.id,
             "shape": asdict(self.shape),
             "schedule": self.schedule and self.schedule.to_dict(),
@@ -235,6 +242,11 @@ class Comparison:
     shape_assumed: bool
     rows: tuple[TargetRow, ...]
 
+    @property
+    def not_served(self) -> tuple[str, ...]:
+        """As of an explanation."""
+        return not_served(self.spec)
+
     def __str__(self) -> str:
         from flashgen.compiler.explanation_text import comparison_text
 
@@ -245,6 +257,7 @@ class Comparison:
         return {
             "spec": self.spec.display_name,
             "fingerprint": self.spec.fingerprint,
+            "not_served": list(self.not_served),
             "shape": asdict(self.shape),
             "shape_assumed": self.shape_assumed,
             "targets": [asdict(row) for row in self.rows],

@@ -50,6 +50,7 @@ def _page(found: Explanation) -> Iterator[str]:
         f'<p class="sub">{escape(target.name)} ({target.arch}), {escape(shape_text(found.shape))}, '
         f"{escape(found.spec.dtype.q)}; {escape(str(found.schedule or 'no schedule fits'))}</p>"
     )
+    yield from (f"<p><b>Not served:</b> {escape(each)}</p>" for each in found.not_served)
     yield from _choice(found)
     if found.spec.description:
         yield f"<p>{escape(found.spec.description)}</p>"

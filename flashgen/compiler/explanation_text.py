@@ -59,6 +59,7 @@ def comparison_text(found: Comparison) -> str:
     assumed = " (assumed: the spec names none)" if found.shape_assumed else ""
     head = (
         f"{found.spec.display_name}: {shape_text(found.shape)}{assumed}",
+        *_served(found),
         "times: by the roofline, in ms, of both orders and of naive attention; nothing is measured",
         "",
     )
@@ -74,6 +75,7 @@ def _head(found: Explanation) -> Iterator[str]:
     width = f"{dims.qk}" if dims.qk == dims.v else f"{dims.qk}/{dims.v}"
     assumed = " (assumed: the spec names none)" if found.shape_assumed else ""
     yield f"{spec.display_name} on {target.name} ({target.id}, {target.arch})"
+    yield from _served(found)
     yield f"  shape     {shape_text(found.shape)}{assumed}; head_dim {width}, {spec.dtype.q}"
     yield f"  order     {found.loop_order}, {found.order_reason}"
     if found.schedule is None:
@@ -95,6 +97,11 @@ def _head(found: Explanation) -> Iterator[str]:
         f"  on chip   {of_limit(found.smem_bytes, limit)} of shared memory, "
         f"{found.regs_per_thread} registers a thread for tiles"
     )
+
+
+def _served(found: Explanation | Comparison) -> Iterator[str]:
+    for sentence in found.not_served:
+        yield from _wrapped(f"not served: {sentence}", "  ", "            ")
 
 
 def _limits(found: Explanation) -> Iterator[str]:

@@ -20,6 +20,23 @@ BACKWARD = (
     "backward: the spec asks for gradients, and no kernel family serves them yet; what was built "
     "is the forward, which refuses tensors that require gradients."
 )
+NOT_BUILT = (
+    "no kernel family serves {} yet: `flashgen build` refuses the spec with exit code 4. What is "
+    "shown is derived from the spec alone; there is no such kernel."
+)
+BACKWARD_DERIVED = (
+    "backward: the spec asks for gradients, and no kernel family serves them yet; what is shown is "
+    "the forward."
+)
+
+
+def not_served(spec: AttentionSpec) -> tuple[str, ...]:
+    """What of a valid spec no kernel serves, a sentence each, for what is derived from the spec."""
+    from flashgen.compiler.choose import unserved_features
+
+    missing = ", ".join(unserved_features(spec))
+    found = [BACKWARD_DERIVED] if spec.backward else []
+    return (NOT_BUILT.format(missing), *found) if missing else tuple(found)
 
 
 def summary(result: BuildResult) -> str:
@@ -105,7 +122,10 @@ def _schedule_table(result: BuildResult) -> Iterator[str]:
                 f"{needs.regs_per_thread_of(schedule)} or more",
             )
         )
-    yield "Shared memory and registers by the budget."
+    yield (
+        "Shared memory and registers by the budget. `untuned`: chosen by flashgen's model of the "
+        "GPU, as no table of tuned configs names these lengths; `flashgen explain` says why."
+    )
     yield ""
     head = ("lengths", "family", "schedule", "chosen by", "shared memory", "registers per thread")
     yield from _table(head, rows)
@@ -193,7 +213,10 @@ def _shape_table(result: BuildResult) -> Iterator[str]:
         )
         for f in shape_figures(Problem(result.spec, result.target), result.plan)
     ]
-    yield "What inputs hide counts as visible. The floor is the catalogue's roofline, not measured."
+    yield (
+        "`b1 h4:1 q17 k259`: one batch, four query heads on one K/V head, 17 queries, 259 keys. "
+        "What inputs hide counts as visible. The floor is the catalogue's roofline, not measured."
+    )
     yield ""
     figures = ("matmul FLOPs", "FLOPs of visited tiles", "DRAM bytes", "floor, µs")
     yield from _table(("shape", "schedule", *figures), rows)
@@ -204,7 +227,9 @@ def _kernel_table(result: BuildResult) -> Iterator[str]:
     built = len({kernel.schedule for kernel in result.kernels})
     yield (
         f"{built} of {distinct} schedules were compiled ahead; the module compiles any other at "
-        "its first call. Shared memory and registers are the compiler's figures."
+        "its first call. Shared memory and registers are the compiler's figures. Spilled: bytes of "
+        "each thread's registers that did not fit and live in memory; results are the same, and "
+        "more than a few make the kernel slower."
     )
     yield ""
     rows = [
@@ -253,9 +278,16 @@ def _verification(result: BuildResult) -> Iterator[str]:
     yield f"{found.summary}."
     yield ""
     yield (
-        "Bound: max|out − fp64| ≤ 2·max|eager − fp64| + 1 ulp of the output at max|fp64|. Output "
-        "and lse start as NaN; keys and values that no query sees, and all that surrounds the "
-        "tensors, are NaN too."
+        "fp64 is the oracle: the spec computed in plain PyTorch in fp64, on the same tensors. "
+        "Eager is the same in the usual way: matmuls in the spec's dtype, softmax in fp32. "
+        "Bound of out: max|out − fp64| ≤ 2·max|eager − fp64| + 1 ulp of the output at max|fp64|. "
+        "Bound of lse: the same with 8 ulps of fp32 at max(1, |fp64|). Output and lse start as "
+        "NaN; keys and values that no query sees, and all that surrounds the tensors, are NaN too."
+    )
+    yield ""
+    yield (
+        "Cases: `b1 h4:1 q17 k259 plain` is one batch, four query heads on one K/V head, 17 "
+        "queries and 259 keys; the last word says how the tensors lie in memory."
     )
     yield ""
     rows = []

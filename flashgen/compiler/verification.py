@@ -18,7 +18,7 @@ from flashgen.compiler.arguments import (
     spec_argument,
     target_argument,
 )
-from flashgen.compiler.cases import TMA_STRIDES, Case, cases_of, edge_lengths
+from flashgen.compiler.cases import TMA_STRIDES, Case, cases_of, unreached_by_kernel
 from flashgen.compiler.first_run import Elsewhere, Task, machine_here
 from flashgen.dtypes import get_dtype
 from flashgen.errors import FlashgenError, VerificationError
@@ -361,10 +361,14 @@ def _notes(
             if emulated
             else "no kernel of the family gluon_sm90 ran: TMA takes the tensors of none of them"
         )
-    longest = max((case.shape.kv_len for case in cases), default=0)
-    beyond = [str(edge) for edge in edge_lengths(spec) if edge >= longest]
-    if beyond:
-        notes.append(f"no case is long enough to reach the mask's {', '.join(beyond)}")
+    by_kernel = unreached_by_kernel(spec, cases)
+    for kinds, beyond in by_kernel.items():
+        if beyond:
+            of = f" of kernel {kinds[0]}" if len(by_kernel) > 1 else ""
+            notes.append(
+                f"no case{of} is long enough to reach the mask's {', '.join(map(str, beyond))}: a "
+                "kernel without it would pass"
+            )
     return tuple(notes)
 
 

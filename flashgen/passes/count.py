@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial, reduce
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import sympy as sp
 from numpy.typing import NDArray
 
+from flashgen.passes.evaluate import Evaluator
 from flashgen.passes.inputs import NUM_BATCH, NUM_KV_HEADS, NUM_Q_HEADS
 from flashgen.passes.key_tiles import ChunkTiles, SpanKeys, Walk, key_tile_ranges
 from flashgen.passes.lines import Lines, NotLinearError, over
 from flashgen.passes.lowering import Kernel
+from flashgen.passes.periodic import PeriodicKeys, periodic_keys
 from flashgen.passes.visibility import (
     Q_FIRST,
     Q_LAST,
@@ -34,7 +36,7 @@ from flashgen.passes.visibility import (
 )
 from flashgen.spec import symbolic as sym
 from flashgen.spec.model import AttentionSpec
-from flashgen.spec.parts import Shape
+from flashgen.spec.parts import Input, MaskItem, Shape
 
 T = TypeVar("T")
 Array = NDArray[np.int64]
@@ -57,10 +59,10 @@ def visible_pairs(
 ) -> int:
     """Pairs (query row, key) that the mask shows in one batch and query head.
 
-    Exact for conjunctions and disjunctions (of two ranges) of affine terms. Terms that depend on an
-    input not given count as visible, as do terms that a kernel decides element by element, unless
-    `inputs` has all that the mask reads: then each pair is looked at, some millions at a time, of
-    up to MOST_PAIRS.
+    Exact for conjunctions and disjunctions (of two ranges) of affine terms, and of these with
+    periodic ones (`passes.periodic`). Terms that depend on an input not given count as visible, as
+    do others that a kernel decides element by element, unless `inputs` has all that the mask reads:
+    then each pair is looked at, some millions at a time, of up to MOST_PAIRS.
 
     >>> spec = AttentionSpec(head_dim=64, dtype="bf16", mask=["causal"])
     >>> visible_pairs(spec, Shape(1, 1, 1, 4, 6))
@@ -74,7 +76,32 @@ def visible_pairs(
     >>> visible_pairs(prefix, Shape(1, 1, 1, 4, 4))
     16
     """
-    place = _Place.of(spec, shape, inputs, batch, q_head)
+    if inputs:
+        return _pairs(_Place.of(spec, shape, inputs, batch, q_head))
+    return _pairs_unknown(_Mask.of(spec), shape, batch, q_head)
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What decides about pairs, besides a shape: specs that differ elsewhere are counted once."""
+
+    items: tuple[MaskItem, ...]
+    inputs: tuple[Input, ...]
+    align: str
+    kv_lens: str
+    spec: AttentionSpec = field(compare=False)
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> _Mask:
+        return cls(spec.mask, spec.inputs, spec.align, spec.kv_lens, spec)
+
+
+@lru_cache(maxsize=4096)
+def _pairs_unknown(mask: _Mask, shape: Shape, batch: int, q_head: int) -> int:
+    return _pairs(_Place.of(mask.spec, shape, None, batch, q_head))
+
+
+def _pairs(place: _Place) -> int:
     return sum(_of_tiles(place, 1, lambda rows: _pairs_of(place, rows)))
 
 
@@ -96,11 +123,15 @@ def _pairs_of(place: _Place, rows: Any) -> int:
     """Visible pairs of these rows."""
     found = visibility(place.spec)
     spans = [place.evaluated(span, rows, rows) for span in found.spans]
-    countable = place.knows(found.predicate) and place.q_len * place.kv_len <= MOST_PAIRS
-    if countable and not all(span.exact for span in spans):
-        if isinstance(rows, Lines):
-            raise NotLinearError
-        return _pairs_one_by_one(place, rows)
+    if place.knows(found.predicate) and not all(span.exact for span in spans):
+        periodic = place.periodic
+        if periodic is not None:
+            q = rows + place.q_offset
+            return int(periodic.num_keys(place.evaluator({sym.Q: q}), q, place.kv_len).sum())
+        if place.q_len * place.kv_len <= MOST_PAIRS:
+            if isinstance(rows, Lines):
+                raise NotLinearError
+            return _pairs_one_by_one(place, rows)
     total = sum((span.num_keys() for span in spans), np.zeros_like(rows))
     if len(spans) == 2:
         total = total - spans[0].shared_keys(spans[1])
@@ -316,12 +347,13 @@ def visible_matrix(
     *,
     rows: Array | None = None,
     keys: Array | None = None,
+    batch: int = 0,
 ) -> NDArray[np.bool_]:
-    """[rows, keys]: which pairs of these (None: of all) the mask shows in the first head.
+    """[rows, keys]: which pairs of these (None: of all) the mask shows in a batch's first head.
 
     For small numbers of them; `inputs` has all that the mask reads.
     """
-    place = _Place.of(spec, shape, inputs, 0, 0)
+    place = _Place.of(spec, shape, inputs, batch, 0)
     rows = np.arange(shape.q_len, dtype=np.int64) if rows is None else rows
     keys = np.arange(shape.kv_len, dtype=np.int64) if keys is None else keys
     return place.seen(rows, keys) & (keys < place.kv_len)
@@ -474,12 +506,11 @@ class _Place:
     def seen(self, rows: Array, keys: Array) -> NDArray[np.bool_]:
         """[rows, keys]: the predicate, pair by pair."""
         block, key = rows[:, None], keys[None, :]
-        values: dict[sp.Symbol, Any] = {sym.ROW: block, sym.Q: block + self.q_offset, sym.K: key}
-        evaluate = _Evaluator({**self.symbols, **values}, self.tensors, self.spec)
+        evaluate = self.evaluator({sym.ROW: block, sym.Q: block + self.q_offset, sym.K: key})
         predicate = evaluate(visibility(self.spec).predicate)
         return np.broadcast_to(predicate, (len(rows), len(keys)))
 
-    def _evaluator(self, first: Array, last: Array) -> _Evaluator:
+    def _evaluator(self, first: Array, last: Array) -> Evaluator:
         """Evaluates bounds for tiles of rows `first` to `last`."""
         rows: dict[sp.Symbol, Any] = {
             ROW_FIRST: first,
@@ -487,15 +518,29 @@ class _Place:
             Q_FIRST: first + self.q_offset,
             Q_LAST: last + self.q_offset,
         }
-        return _Evaluator({**self.symbols, **rows}, self.tensors, self.spec)
+        return self.evaluator(rows)
 
-    def _bounds(self, evaluate: _Evaluator, keys: Keys, like: Array) -> tuple[Array, Array]:
+    def evaluator(self, values: Mapping[sp.Symbol, Any]) -> Evaluator:
+        """Evaluates what also reads these symbols."""
+        return Evaluator({**self.symbols, **values}, self.tensors, self.spec)
+
+    @property
+    def periodic(self) -> PeriodicKeys | None:
+        """The predicate in periodic parts and limits; None where it has others."""
+        predicate = visibility(self.spec).predicate
+        read = {symbol: self.symbols[symbol] for symbol in predicate.free_symbols & {*self.symbols}}
+        if predicate.atoms(sp.Indexed) or any(int(value) != value for value in read.values()):
+            return None
+        known = {symbol: sp.Integer(int(value)) for symbol, value in read.items()}
+        return periodic_keys(predicate.subs({**known, sym.ROW: sym.Q - self.q_offset}))
+
+    def _bounds(self, evaluate: Evaluator, keys: Keys, like: Array) -> tuple[Array, Array]:
         """Both ends of a range of keys, cut to those that exist."""
         start = self._bound(evaluate, keys.start, 0, like)
         stop = self._bound(evaluate, keys.stop, self.kv_len, like)
         return np.maximum(start, 0), np.maximum(np.minimum(stop, self.kv_len), 0)
 
-    def _bound(self, evaluate: _Evaluator, e: sp.Expr, otherwise: int, like: Array) -> Array:
+    def _bound(self, evaluate: Evaluator, e: sp.Expr, otherwise: int, like: Array) -> Array:
         known = not e.is_infinite and self.knows(e)
         value = evaluate(e) if known else self.kv_len if e == sp.oo else otherwise
         return np.zeros_like(like) + value
@@ -523,7 +568,7 @@ class _Place:
 
     def _ids(self, scan: Scan) -> Array:
         keys = np.arange(self.kv_len, dtype=np.int64)
-        ids = _Evaluator({**self.symbols, sym.K: keys}, self.tensors, self.spec)(scan.key_read)
+        ids = Evaluator({**self.symbols, sym.K: keys}, self.tensors, self.spec)(scan.key_read)
         return np.asarray(ids, dtype=np.int64)
 
     def _one_id(
@@ -543,100 +588,11 @@ class _Place:
 
 def _pairs_one_by_one(place: _Place, rows: Array) -> int:
     """Visible pairs by evaluating the predicate, BLOCK_PAIRS at a time."""
-    step = max(1, BLOCK_PAIRS // max(1, place.kv_len))
-    keys = np.arange(place.kv_len, dtype=np.int64)
-    blocks = (rows[start : start + step] for start in range(0, len(rows), step))
-    return sum(int(place.seen(block, keys).sum()) for block in blocks)
-
-
-# ---- evaluation ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Evaluator:
-    """Evaluates SymPy expressions on whole arrays; integers stay integers."""
-
-    values: Mapping[sp.Symbol, Any]
-    tensors: Mapping[str, NDArray[Any]]
-    spec: AttentionSpec
-
-    def __call__(self, e: sp.Basic) -> Any:  # noqa: PLR0911 -- one return for each kind
-        if e in self.values:
-            return self.values[e]
-        if isinstance(e, sp.Indexed):
-            return self._read(e)
-        if e.is_Number:
-            return int(e) if e.is_Integer else float(e)
-        if e in (sp.true, sp.false):
-            return np.bool_(e == sp.true)
-        if isinstance(e, sp.floor):
-            above, below = (self(part) for part in sp.fraction(sp.together(e.args[0])))
-            return np.floor_divide(above, below)
-        if isinstance(e, sp.ceiling):
-            return -self(sp.floor(-e.args[0]))
-        if isinstance(e, sp.Piecewise):
-            branches = [(self(value), self(condition)) for value, condition in e.args]
-            rest: Any = 0
-            for value, condition in reversed(branches):
-                rest = np.where(condition, value, rest)
-            return rest
-        return (
-            reduce(_OPERATIONS[e.func], map(self, e.args))
-            if e.func in _OPERATIONS
-            else self._one(e)
-        )
-
-    def _one(self, e: sp.Basic) -> Any:
-        return _FUNCTIONS[e.func](*map(self, e.args))
-
-    def _read(self, read: sp.Indexed) -> Any:
-        """The elements read; 0 for those outside, which the predicate's own conditions hide."""
-        tensor = self.tensors[str(read.base)]
-        inside: Any = np.bool_(True)
-        indices = []
-        declared = self.spec.input(str(read.base)).shape
-        for index, extent, named in zip(
-            map(self, read.indices), tensor.shape, declared, strict=True
-        ):
-            place = np.asarray(0 if named == 1 else index)
-            within = (place >= 0) & (place < extent)
-            inside = inside & within
-            indices.append(np.where(within, place, 0))
-        if tensor.size == 0:
-            return np.zeros(np.broadcast(*indices).shape, dtype=np.int64)
-        value = tensor[tuple(indices)]
-        return np.where(inside, value.astype(np.int64) if value.dtype == bool else value, 0)
-
-
-def _divided(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """An operation whose result is 0 where the divisor is."""
-    by_zero = np.equal(right, 0)
-    return np.where(by_zero, 0, operation(left, np.where(by_zero, 1, right)))
-
-
-_OPERATIONS: Mapping[type[sp.Basic], Callable[[Any, Any], Any]] = {
-    sp.Add: np.add,
-    sp.Mul: np.multiply,
-    sp.Max: np.maximum,
-    sp.Min: np.minimum,
-    sp.And: np.logical_and,
-    sp.Or: np.logical_or,
-    sp.Mod: np.mod,
-    sym.FloorDiv: partial(_divided, np.floor_divide),
-    sym.FloorMod: partial(_divided, np.mod),
-    sp.Eq: np.equal,
-    sp.Ne: np.not_equal,
-    sp.Le: np.less_equal,
-    sp.Lt: np.less,
-    sp.Ge: np.greater_equal,
-    sp.Gt: np.greater,
-}
-_FUNCTIONS: Mapping[type[sp.Basic], Callable[..., Any]] = {
-    sp.Not: np.logical_not,
-    sp.ITE: np.where,
-    sp.Abs: np.abs,
-    sp.Pow: lambda base, exponent: np.asarray(base, dtype=np.float64) ** exponent,
-    sp.exp: np.exp,
-    sp.log: np.log,
-    sp.tanh: np.tanh,
-}
+    keys_step = min(BLOCK_PAIRS, max(1, place.kv_len))
+    step = BLOCK_PAIRS // keys_step
+    return sum(
+        int(place.seen(rows[row : row + step], np.arange(key, end, dtype=np.int64)).sum())
+        for row in range(0, len(rows), step)
+        for key in range(0, place.kv_len, keys_step)
+        for end in [min(key + keys_step, place.kv_len)]
+    )

@@ -177,9 +177,11 @@ def _check_names(spec: AttentionSpec, others: Mapping[str, object]) -> None:
     for name in others:
         if name not in wanted:
             raise TensorError(name, "an argument that the spec does not declare", _listed(wanted))
-    for name in wanted:
-        if name not in others:
-            raise TensorError(name, "nothing", f"an argument {name}= ({_listed(wanted)})")
+    missing = [name for name in wanted if name not in others]
+    if missing:
+        needed = ", ".join(f"{name}=" for name in missing)
+        noun = "an argument" if len(missing) == 1 else "arguments"
+        raise TensorError(", ".join(missing), "nothing", f"{noun} {needed} ({_listed(wanted)})")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -86,8 +86,7 @@ def draw(spec: AttentionSpec, case: Case, device: torch.device, *, wide: bool) -
     shape = case.shape
     generator = torch.Generator(device).manual_seed(case.index)
     drawer = _Drawer(spec, case, device, generator, wide)
-    kv_lens = drawer.kv_lens() if spec.kv_lens == "per_batch" else None
-    inputs = {declared.name: drawer.input(declared) for declared in spec.inputs}
+    inputs, kv_lens = drawer.inputs()
     sizes = Sizes(shape.batch, shape.q_heads, shape.kv_heads, shape.q_len, shape.kv_len)
     k, v = drawer.operand("k"), drawer.operand("v")
     _hide(spec, case, (k, v), inputs, kv_lens)
@@ -102,6 +101,14 @@ def draw(spec: AttentionSpec, case: Case, device: torch.device, *, wide: bool) -
         out=drawer.output(),
         lse=embed((shape.batch, shape.q_heads, shape.q_len), torch.float32, "plain", device),
     )
+
+
+def draw_inputs(spec: AttentionSpec, case: Case) -> dict[str, Tensor | int | float | bool]:
+    """The inputs that `draw` gives a case on a CPU, by name; kv_lens among them."""
+    device = torch.device("cpu")
+    generator = torch.Generator(device).manual_seed(case.index)
+    inputs, kv_lens = _Drawer(spec, case, device, generator, wide=True).inputs()
+    return inputs if kv_lens is None else {**inputs, "kv_lens": kv_lens}
 
 
 def embed(
@@ -174,10 +181,15 @@ def _hide(
         once = tensor[:1] if shared else tensor
         held.append(once.transpose(1, 2) if spec.layout == "bshd" else once)
         held[-1][unseen] = math.nan
-    if not shared and index % NAN_EVERY == 1:
+    if not shared and has_nan(index):
         key = _rarely_seen(by_head)
         if key is not None:
             held[1][key] = math.nan
+
+
+def has_nan(index: int) -> bool:
+    """Whether the case of this number has a NaN among the values that some row sees."""
+    return index % NAN_EVERY == 1
 
 
 def _rarely_seen(visible: Tensor) -> tuple[int, int, int] | None:
@@ -226,6 +238,11 @@ class _Drawer:
         strides = self.case.strides
         strides = strides if strides in ("transposed", "unaligned") else "plain"
         return embed(extents, self._held(self.spec.dtype.out), strides, self.device)
+
+    def inputs(self) -> tuple[dict[str, Tensor | int | float | bool], Tensor | None]:
+        """All inputs, and kv_lens where there are some: what is drawn before all else."""
+        kv_lens = self.kv_lens() if self.spec.kv_lens == "per_batch" else None
+        return {declared.name: self.input(declared) for declared in self.spec.inputs}, kv_lens
 
     def sink(self) -> Tensor:
         values = [SINKS[(h + self.case.index) % len(SINKS)] for h in range(self.shape.q_heads)]

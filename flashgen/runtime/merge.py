@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
 from flashgen.errors import TensorError
+from flashgen.runtime.check import AXES
+
+Parts: TypeAlias = Sequence[torch.Tensor] | torch.Tensor
 
 
-def merge(
-    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], *, layout: str = "bhsd"
-) -> tuple[torch.Tensor, torch.Tensor]:
+def merge(outs: Parts, lses: Parts, *, layout: str = "bhsd") -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) over all keys of the parts, as one call over them together would give.
 
     outs: [batch, heads, len, dim] each (layout bshd: [batch, len, heads, dim]); lses: [batch,
-    heads, len] each, natural logarithm, fp32. A part whose lse is -inf saw no key and adds nothing,
+    heads, len] each, natural logarithm, fp32; either may be one tensor, stacked along a first axis
+    of parts. A part whose lse is -inf saw no key and adds nothing,
     whatever its output holds; a row that no part saw gives output 0 and lse -inf. A sink must be in
     one part only. Computed in fp32; the output has the dtype of the first part.
     """
+    if layout not in AXES:
+        raise TensorError("layout", repr(layout), "'bhsd' or 'bshd'")
+    outs = _parts("outs", outs, AXES[layout])
+    lses = _parts("lses", lses, AXES["bhsd"][:3])
     _check(outs, lses, layout)
     stacked = torch.stack([lse.float() for lse in lses])
     highest = stacked.amax(0)
@@ -33,9 +40,25 @@ def merge(
     return out.to(outs[0].dtype), shift + torch.log(total)
 
 
+def _parts(name: str, given: object, axes: tuple[str, ...]) -> list[torch.Tensor]:
+    """The parts one by one, of a list or stacked."""
+    each = f"[{', '.join(axes)}]"
+    expected = f"a list of tensors {each}, one a part, or one tensor [parts, {each[1:]}"
+    if isinstance(given, torch.Tensor):
+        if given.dim() != len(axes) + 1:
+            raise TensorError(name, f"a tensor of shape {list(given.shape)}", expected)
+        return list(given)
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise TensorError(name, type(given).__name__, expected)
+    for index, part in enumerate(given):
+        if not isinstance(part, torch.Tensor):
+            raise TensorError(f"{name}[{index}]", type(part).__name__, f"a tensor {each}")
+        if part.dim() != len(axes):
+            raise TensorError(f"{name}[{index}]", f"shape {list(part.shape)}", each)
+    return list(given)
+
+
 def _check(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], layout: str) -> None:
-    if layout not in {"bhsd", "bshd"}:
-        raise TensorError("layout", repr(layout), "'bhsd' or 'bshd'")
     if not outs or len(outs) != len(lses):
         raise TensorError(
             "lses", f"{len(lses)} parts", f"as many as outs, which has {len(outs)}, at least one"

@@ -43,7 +43,6 @@ from flashgen.spec.read import REQUIRED_IN_YAML, read_spec
 
 MAX_FILE_BYTES = 256 * 1024  # a spec of a real model has about 1 KiB
 MAX_VALUES = 20_000
-_TOO_LARGE = f"larger than {MAX_FILE_BYTES // 1024} KiB, the most that a spec may have"
 
 
 def load_spec(path: str | os.PathLike[str]) -> AttentionSpec:
@@ -78,7 +77,8 @@ def _check_is_text(text: object) -> None:
 
 def _content(source: str) -> bytes:
     try:
-        mode = Path(source).stat().st_mode
+        found = Path(source).stat()
+        mode, size = found.st_mode, found.st_size
         if stat.S_ISREG(mode):
             with Path(source).open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
@@ -88,11 +88,11 @@ def _content(source: str) -> bytes:
         reason = getattr(error, "strerror", None) or str(error)
         raise _unreadable(source, f"cannot be read: {reason}") from None
     if stat.S_ISDIR(mode):
-        raise _unreadable(source, "a folder, not a spec file")
+        raise _unreadable(source, "a folder, not a spec file", "name one of the files in it")
     if not stat.S_ISREG(mode):
         raise _unreadable(source, "not a regular file")
     if len(content) > MAX_FILE_BYTES:
-        raise _unreadable(source, _TOO_LARGE)
+        raise _unreadable(source, _too_large(size))
     return content
 
 
@@ -101,7 +101,7 @@ def parse_spec(text: str, source: str = "<text>") -> AttentionSpec:
     _check_is_text(text)
     problems = Problems(source)
     if len(text) > MAX_FILE_BYTES:
-        problems.add(NOWHERE, "", _TOO_LARGE)
+        problems.add(NOWHERE, "", _too_large(len(text)))
         raise SpecError(problems.found)
     try:
         document = _document(text.removeprefix("\ufeff"))
@@ -112,6 +112,11 @@ def parse_spec(text: str, source: str = "<text>") -> AttentionSpec:
     if problems.found:
         raise SpecError(problems.found)
     return AttentionSpec(**fields)
+
+
+def _too_large(size: int) -> str:
+    most = MAX_FILE_BYTES // 1024
+    return f"has {-(-size // 1024):,} KiB; a spec may have {most} KiB at most"
 
 
 def _unreadable(source: str, message: str, hint: str | None = None) -> SpecError:
@@ -327,7 +332,7 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> _NotADocument:
     if r"'\t'" in problem:
         hint = "YAML is indented with spaces, not tabs"
     elif "mapping values are not allowed" in problem:
-        hint = "put text that contains ': ' in quotes"
+        hint = "look at the indentation, and put text that contains ': ' in quotes"
     elif "expected ',' or" in problem:
         hint = "look for a missing comma, bracket or brace"
     elif error.context_mark is not None and error.context:

@@ -97,6 +97,8 @@ FIELDS: tuple[str, ...] = (
 REQUIRED_IN_YAML: tuple[str, ...] = ("flashgen", "name", "head_dim", "dtype")
 REQUIRED_IN_PYTHON: tuple[str, ...] = ("head_dim", "dtype")
 
+_MISSING = {"flashgen": f"write 'flashgen: {SPEC_VERSION}' in the first line"}
+
 # What people write at top level, and where it belongs.
 _ELSEWHERE = {
     "causal": "write 'mask: causal'",
@@ -145,13 +147,16 @@ class Reader:
             hint = "write a value, or leave the field out"
         self.problems.add(node.place, field, message, hint)
 
-    def integer(self, node: Located, field: str, low: int, high: int) -> int | None:
+    def integer(
+        self, node: Located, field: str, low: int, high: int, hint: str | None = None
+    ) -> int | None:
         if not self.sound(node, field):
             return None
         value = node.value
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
-        self.wrong(node, field, f"an integer from {low} to {high}", _number_hint(value))
+        expected = f"an integer from {low} to {high}"
+        self.wrong(node, field, expected, hint or _number_hint(value))
         return None
 
     def number(
@@ -184,7 +189,10 @@ class Reader:
     def choice(
         self, node: Located, field: str, choices: Sequence[str], hint: str | None = None
     ) -> str | None:
-        if not self.sound(node, field):
+        if isinstance(node.value, Fault):  # what it is instead does not matter here
+            self.problems.add(
+                node.place, field, node.value.message, f"write {_listed(choices)} here"
+            )
             return None
         if isinstance(node.value, str) and node.value in choices:
             return node.value
@@ -231,7 +239,8 @@ class Reader:
                     self.unknown_field(entry.place, prefix, key, known)
         for key in required:
             if key not in node.value.entries:
-                self.problems.add(node.place, prefix + key, "required field is missing")
+                hint = None if prefix else _MISSING.get(key)
+                self.problems.add(node.place, prefix + key, "required field is missing", hint)
         return node.value.entries
 
     def unknown_field(self, place: Place, prefix: str, key: str, known: Sequence[str]) -> None:
@@ -531,6 +540,8 @@ class Reader:
                 hint = f"'{node.value}' needs a value: {{{node.value}: …}}"
             elif re.search(r"[<>=\[]", node.value):
                 hint = "write an expression as {expr: …}"
+            elif "," in node.value:
+                hint = "write a list of items: [causal, {window: …}]"
             self.wrong(node, field, expected, hint)
             return None
         if isinstance(node.value, Mapped) and "causal" in node.value.entries:
@@ -550,13 +561,17 @@ class Reader:
 
     def window(self, node: Located, field: str) -> Window | None:
         sides = ("left", "right")
-        entries = self.mapping(
-            node, field, "{left: …, right: …}, the keys to see on each side", sides
-        )
+        expected = "{left: …, right: …}, the keys to see on each side"
+        if isinstance(node.value, int) and not isinstance(node.value, bool):
+            self.wrong(node, field, expected, _window_hint(node.value))
+            return None
+        entries = self.mapping(node, field, expected, sides)
         if entries is None:
             return None
         given = {
-            side: self.integer(entries[side], f"{field}.{side}", 0, MAX_EXTENT)
+            side: self.integer(
+                entries[side], f"{field}.{side}", 0, MAX_EXTENT, _side_hint(side, entries[side])
+            )
             for side in sides
             if side in entries
         }
@@ -891,14 +906,47 @@ _SYNONYMS = {
 }
 
 
+# Formats that exist elsewhere: who writes one means it.
+_FORMATS = {
+    **dict.fromkeys(
+        ("fp64", "float64", "double"), "no kernel computes in fp64: fp32 is the widest"
+    ),
+    **dict.fromkeys(
+        ("fp8_e5m2", "float8_e5m2", "e5m2", "fp4", "int4", "int8", "uint8", "int16"),
+        "no kernel takes this format",
+    ),
+}
+
+
 def _did_you_mean(got: object, choices: Sequence[str]) -> str | None:
+    if isinstance(got, bool):
+        got = str(got)
     if not isinstance(got, str):
         return None
+    if got.lower() in _FORMATS:
+        return _FORMATS[got.lower()] if "fp32" in choices else None
     likely = _SYNONYMS.get(got.lower())
     if likely not in choices:
         close = difflib.get_close_matches(got.lower()[:MAX_NAME], choices, n=1, cutoff=0.6)
         likely = close[0] if close else None
     return None if likely is None else f"did you mean '{likely}'?"
+
+
+def _window_hint(keys: int) -> str | None:
+    """One number: the keys that a query sees, its own the last of them."""
+    if keys <= 0:
+        return None
+    counted = "1 key is" if keys == 1 else f"{keys:,} keys are"
+    return f"{counted} {{left: {keys - 1}, right: 0}}"
+
+
+def _side_hint(side: str, node: Located) -> str | None:
+    """A window that does not reach the query's own key."""
+    value = node.value
+    if isinstance(value, bool) or not isinstance(value, int) or value >= 0:
+        return None
+    bound = f"k <= q - {-value}" if side == "right" else f"k >= q + {-value}"
+    return f"for a window that does not reach the query's own key write {{expr: {bound}}}"
 
 
 def _number_hint(value: object) -> str | None:

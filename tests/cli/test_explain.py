@@ -92,6 +92,30 @@ def test_pictures(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert result.stderr.splitlines()[-2:] == [f"wrote {plot}", f"wrote {html}"]
+    assert "wrote" not in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--plot", "--html"])
+@pytest.mark.parametrize("place", ["folder.png", "no/such/folder/out.png", "file.png/out.png"])
+def test_what_cannot_be_written_is_said_before_all_else(
+    option: str, place: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file.png").touch()
+    result = run("explain", "gpt2", option, str(tmp_path / place))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert f"{place}: cannot be written (" in result.stderr
+
+
+def test_a_name_that_is_too_long_cannot_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = run("explain", "gpt2", "--html", str(tmp_path / ("x" * 4000)))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "cannot be written" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -136,3 +160,57 @@ def test_without_the_extra(option: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     result = run("explain", "gpt2", option, str(tmp_path / f"out.{ending}"))
     assert result.exit_code == 1
     assert "hint: pip install -c constraints.txt '.[plot]', in a checkout" in result.stderr
+
+
+UNSERVED = {
+    "layout: packed": "layout: packed",
+    "dropout: 0.1": "dropout",
+    "dtype: fp8_e4m3": "dtype: fp8_e4m3",
+    "kv_cache: {paged: {page_size: 16}}": "kv_cache: paged",
+}
+
+
+@pytest.mark.parametrize("field", UNSERVED)
+@pytest.mark.parametrize(
+    "command",
+    [("explain",), ("explain", "--target", "all"), ("show", "--bounds"), ("show", "--graph")],
+    ids=" ".join,
+)
+def test_what_no_kernel_serves_is_said_first(
+    command: tuple[str, ...], field: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "unserved.yaml"
+    name = field.partition(":")[0]
+    lines = [line for line in MINIMAL.splitlines() if not line.startswith(name)]
+    path.write_text("\n".join([*lines, field, ""]))
+    sentence = f"no kernel family serves {UNSERVED[field]} yet"
+    shown = run(*command, str(path)).stdout
+    assert any(f"not served: {sentence}" in line for line in shown.splitlines()[:2])
+    facts = json.loads(run(*command, str(path), "--json").stdout)
+    assert [said.partition(":")[0] for said in facts["not_served"]] == [sentence.partition(":")[0]]
+    assert sentence in facts["not_served"][0]
+    refused = run("show", str(path)) if command[0] == "show" else run("build", str(path))
+    assert refused.exit_code == 4
+    assert sentence in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("explain",), ("show", "--bounds")], ids=" ".join)
+def test_gradients_that_are_asked_for_are_said_not_to_be_served(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "trained.yaml"
+    path.write_text(MINIMAL + "backward: true\n")
+    assert "not served: backward: the spec asks for gradients" in run(*command, str(path)).stdout
+    (said,) = json.loads(run(*command, str(path), "--json").stdout)["not_served"]
+    assert said.startswith("backward: ")
+    served = json.loads(run(*command, "gpt2", "--json").stdout)
+    assert served["not_served"] == []
+
+
+def test_a_page_says_what_is_not_served(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "packed.yaml"
+    path.write_text(MINIMAL + "layout: packed\n")
+    page = tmp_path / "page.html"
+    run("explain", str(path), "--html", str(page))
+    assert "<b>Not served:</b> no kernel family serves layout: packed yet" in page.read_text()

@@ -94,6 +94,12 @@ def test_report_is_for_reading(built: BuildResult) -> None:
         "compiler − budget",
         "Everything that the spec asks for is served.",
         "verified, ",
+        "`untuned`: chosen by flashgen's model of the GPU",
+        "fp64 is the oracle",
+        "Eager is the same in the usual way",
+        "Bound of lse: the same with 8 ulps of fp32",
+        "`b1 h4:1 q17 k259 plain` is one batch, four query heads on one K/V head",
+        "Spilled: bytes of each thread's registers",
     ):
         assert part in text
     assert "| ok |" in text

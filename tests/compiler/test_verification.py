@@ -11,7 +11,15 @@ import torch
 from flashgen import AttentionSpec, settings
 from flashgen.codegen.options import kernel_kinds
 from flashgen.compiler import choose, verification, verify
-from flashgen.compiler.cases import STRIDES, Case, cases_of, edge_lengths, representatives
+from flashgen.compiler.cases import (
+    STRIDES,
+    Case,
+    cases_of,
+    representatives,
+    unreached,
+    unreached_by_kernel,
+)
+from flashgen.compiler.mask_edges import mask_edges
 from flashgen.compiler.verification import Verification, verify_plan
 from flashgen.errors import NotServedError, VerificationError
 from flashgen.runtime.artifact import Plan
@@ -230,28 +238,160 @@ def test_a_single_tile_gets_no_more_keys_than_it_holds() -> None:
         assert case.schedule.kernel == "loop" or case.shape.kv_len <= case.schedule.block_n
 
 
-def test_a_window_is_reached_where_that_is_affordable() -> None:
-    spec = AttentionSpec(
-        head_dim=16, dtype="fp16", heads={"group": 1}, mask=["causal", {"window": {"left": 700}}]
-    )
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_kind_of_kernel_reads_two_batches_of_two_heads(path: Path) -> None:
+    """Each with memory of its own: a kernel that ignores a stride of batches or heads is found."""
+    spec = load_spec(path)
     cases = cases_of(spec, plan_of(spec), interpreted=True)
-    assert cases[-1].shape.q_len == 1
-    assert cases[-1].shape.kv_len == 701
+    telling = [
+        case
+        for case in cases
+        if min(case.shape.batch, case.shape.kv_heads) > 1 and case.strides != "expanded"
+    ]
+    kinds = {kernel_kinds(case.schedule) for case in cases}
+    assert {kernel_kinds(case.schedule) for case in telling} == kinds
+
+
+# Of whose strides along batches the generated text is told nothing.
+BATCHED = {
+    "q": "b * stride_qb",
+    "k": "b * stride_kb",
+    "v": "b * stride_vb",
+    "out": "b * stride_ob",
+    "input": "prefix_ptr + b",
+}
+
+
+@pytest.mark.parametrize("tensor", BATCHED)
+def test_batches_that_are_ignored_are_found(tensor: str, tmp_path: Path) -> None:
+    spec = AttentionSpec(
+        head_dim=64,
+        dtype="bf16",
+        heads={"group": 8},
+        mask=[{"expr": "k < prefix[b] or k <= q"}],
+        inputs={"prefix": {"shape": ["batch"], "dtype": "int32"}},
+    )
+    plan = plan_of(spec)
+    right = BATCHED[tensor]
+    assert right in plan.text
+    wrong = plan.text.replace(right, right.replace("b *", "0 *").replace("+ b", "+ 0"))
+    assert not _verified(spec, replace(plan, text=wrong), tmp_path).ok
+
+
+# ---- edges of the mask ---------------------------------------------------------------------------
+
+
+def masked(*mask: object, **fields: object) -> AttentionSpec:
+    return AttentionSpec(head_dim=80, dtype="bf16", heads={"group": 4}, mask=list(mask), **fields)
+
+
+def window(left: int | None = None, right: int | None = None) -> dict[str, object]:
+    sides = {"left": left, "right": right}
+    return {"window": {side: length for side, length in sides.items() if length is not None}}
+
+
+# A mask, and the same without one of its edges.
+EDGES = {
+    **{
+        f"causal, left {left}": (masked("causal", window(left)), masked("causal"))
+        for left in (100, 200, 517, 1023, 1100)
+    },
+    "left": (masked(window(300, 200)), masked(window(None, 200))),
+    "right": (masked(window(300, 200)), masked(window(300))),
+    "right 700": (masked(window(None, 700)), masked()),
+    "left, top_left": (
+        masked("causal", window(300), align="top_left"),
+        masked("causal", align="top_left"),
+    ),
+    "right, top_left": (masked(window(None, 300), align="top_left"), masked(align="top_left")),
+    "chunk": (masked("causal", {"expr": "q // 300 == k // 300"}), masked("causal")),
+    "chunk both ways": (masked({"expr": "q // 700 == k // 700"}), masked()),
+    "number": (masked("causal", {"expr": "k < 400"}), masked("causal")),
+    "period": (masked({"expr": "q - k < 40 or (q - k) % 333 == 0"}), masked(window(39))),
+    "lengths": (
+        masked("causal", window(300), kv_lens="per_batch"),
+        masked("causal", kv_lens="per_batch"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_a_kernel_without_an_edge_of_the_mask_is_found(name: str, tmp_path: Path) -> None:
+    """The kernel of the mask without it is wrong, whatever else is verified."""
+    spec, without = EDGES[name]
+    result = _verified(spec, plan_of(without), tmp_path)
+    assert not result.ok
+    assert not [note for note in result.notes if "mask" in note]
+
+
+@pytest.mark.parametrize("left", [100, 230, 517, 1100])
+def test_a_mask_left_out_at_the_edge_is_found(left: int, tmp_path: Path) -> None:
+    """Where the loop begins at the right tile, too: several rows cut key tiles at the edge."""
+    spec = masked("causal", window(left))
+    plan = plan_of(spec)
+    right = f"(kv_idx >= q_idx - {left})"
+    assert right in plan.text
+    wrong = plan.text.replace(right, "(kv_idx >= 0)")
+    assert not _verified(spec, replace(plan, text=wrong), tmp_path).ok
+
+
+def test_some_case_lies_across_an_affordable_edge() -> None:
+    spec = masked("causal", window(700))
+    case = cases_of(spec, plan_of(spec), interpreted=True)[-1]
+    assert case.shape.q_len > 1
+    assert case.shape.kv_len > 702  # the last query does not see the first key
+    assert not unreached(spec, [case])
 
 
 def test_edges_of_the_mask_get_cases() -> None:
     spec = AttentionSpec(
-        head_dim=64, dtype="bf16", mask=["causal", {"window": {"left": 511}}, {"expr": "k < 900"}]
+        head_dim=64,
+        dtype="bf16",
+        mask=[window(511, 100), {"expr": "k < 900 or q % 100 == 3"}],
     )
-    assert edge_lengths(spec) == (511, 900)
-    lengths = {case.shape.kv_len for case in cases_of(spec, plan_of(spec), interpreted=False)}
-    assert {512, 901} <= lengths
+    assert [(edge.length, edge.side) for edge in mask_edges(spec)] == [
+        (100, "right"),
+        (100, None),
+        (511, "left"),
+        (900, None),
+    ]
+    cases = cases_of(spec, plan_of(spec), interpreted=False)
+    assert not unreached(spec, cases)
 
 
-def test_unreached_edges_are_noted() -> None:
-    spec = AttentionSpec(head_dim=16, dtype="fp16", mask=["causal", {"window": {"left": 60000}}])
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_gpu_reaches_all_edges_of_shipped_masks(path: Path) -> None:
+    spec = load_spec(path)
+    cases = cases_of(spec, plan_of(spec), interpreted=False)
+    assert not any(unreached_by_kernel(spec, cases).values())
+
+
+def test_every_kernel_of_a_plan_reaches_the_edges() -> None:
+    """Those of Hopper are other code than the portable one."""
+    spec = load_spec(settings.specs_dir() / "gemma2_local.yaml")
+    plan = plan_of(spec)
+    kinds = {kernel_kinds(schedule) for _, schedule in plan.choices}
+    assert {("loop",), ("sm90",)} <= kinds
+    found = unreached_by_kernel(spec, cases_of(spec, plan, interpreted=True))
+    assert set(found) == kinds - {("single_tile",)}
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize("length", [60_000, 2_000_000])
+def test_unreached_edges_are_noted(length: int) -> None:
+    spec = AttentionSpec(head_dim=16, dtype="fp16", mask=["causal", window(length, 0)])
     result = verify(spec, target=TARGET, device="cpu", shapes=[Shape(1, 1, 1, 2, 5)])
-    assert any("60000" in note for note in result.notes)
+    assert any(f"{length} (mask[1].window.left)" in note for note in result.notes)
+    assert not any("right" in note for note in result.notes)
+
+
+def test_an_edge_is_reached_by_more_than_length() -> None:
+    """A single query sees one key more than the window's length to the left."""
+    spec = masked("causal", window(64))
+    plan = plan_of(spec)
+    cases = [Case(plan.choices[-1][1], Shape(1, 4, 1, 1, k), "plain", 0) for k in (65, 66)]
+    assert unreached(spec, cases[:1])
+    assert not unreached(spec, cases)
 
 
 # ---- tensors -------------------------------------------------------------------------------------

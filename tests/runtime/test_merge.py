@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -113,3 +114,34 @@ def test_parts_that_do_not_fit(
             [torch.zeros(shape) for shape in lses],
             layout=layout,
         )
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_stacked_parts_are_as_a_list(layout: str) -> None:
+    shape = (2, 3, 5, 8) if layout == "bhsd" else (2, 5, 3, 8)
+    outs, lses = [torch.randn(shape) for _ in range(3)], [torch.randn(2, 3, 5) for _ in range(3)]
+    wanted = flashgen.merge(outs, lses, layout=layout)
+    for parts in ((torch.stack(outs), torch.stack(lses)), (tuple(outs), torch.stack(lses))):
+        found = flashgen.merge(*parts, layout=layout)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+PART, LSE = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2)
+MISTAKEN = {
+    "one-part-alone": (PART, [LSE], "bhsd"),
+    "lse-alone": ([PART], LSE, "bhsd"),
+    "layout-of-one-alone": (PART, [LSE], "bshd"),
+    "number": (3, [LSE], "bhsd"),
+    "none-inside": ([PART, None], [LSE, LSE], "bhsd"),
+    "nested": ([[PART]], [LSE], "bhsd"),
+    "rank": ([PART, PART], [LSE, LSE[0]], "bhsd"),
+    "empty-stack": (torch.zeros(0, 1, 1, 2, 4), torch.zeros(0, 1, 1, 2), "bhsd"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_what_is_no_list_of_parts(name: str, golden: Callable[[str, str], None]) -> None:
+    outs, lses, layout = MISTAKEN[name]
+    with pytest.raises(TensorError) as caught:
+        flashgen.merge(outs, lses, layout=layout)  # type: ignore[arg-type]
+    golden(f"errors/merge-{name}.txt", f"{caught.value}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,3 +67,61 @@ def test_a_name_is_no_spec(golden: Callable[[str, str], None]) -> None:
     with pytest.raises(FlashgenError) as raised:
         flashgen.compile("llama3_8b")  # type: ignore[arg-type]
     golden("errors/tensor-not-a-spec.txt", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            (),
+            "first, last, sink, kv_lens: got nothing, "
+            "expected arguments first=, last=, sink=, kv_lens= (only first, ",
+        ),
+        (
+            ("first", "sink"),
+            "last, kv_lens: got nothing, expected arguments last=, kv_lens= (only first, ",
+        ),
+        (
+            ("first", "last", "sink"),
+            "kv_lens: got nothing, expected an argument kv_lens= (only first, ",
+        ),
+    ],
+)
+def test_all_that_is_missing_is_named(given: tuple[str, ...], message: str) -> None:
+    declared = {"shape": ["batch"], "dtype": "int32"}
+    spec = AttentionSpec(
+        head_dim=16,
+        dtype="fp32",
+        mask=[{"expr": "k < first[b] or k < last[b]"}],
+        inputs={"first": declared, "last": declared},
+        sink="per_head",
+        kv_lens="per_batch",
+    )
+    tensors = {
+        "first": torch.ones(1, dtype=torch.int32),
+        "last": torch.ones(1, dtype=torch.int32),
+        "sink": torch.zeros(2),
+    }
+    q, kv = torch.randn(1, 2, KEYS, 16), torch.randn(1, 1, KEYS, 16)
+    with pytest.raises(TensorError) as caught:
+        flashgen.compile(spec)(q, kv, kv, **{name: tensors[name] for name in given})
+    assert str(caught.value).startswith(message)
+
+
+def test_reads_past_the_used_length_are_outside() -> None:
+    """As docs/spec.md has it: the comparison does not hold, and in a score the read is 0."""
+    keys = {"shape": ["batch", "kv_len"], "dtype": "int32"}
+    spec = AttentionSpec(
+        head_dim=16,
+        dtype="fp32",
+        mask=[{"expr": "x[b, k + 1] >= 0 or k == 2"}],
+        score=[{"expr": "s + x[b, k + 1]"}],
+        inputs={"x": keys},
+        kv_lens="per_batch",
+    )
+    x, q, kv = torch.full((1, KEYS), 7).int(), torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, KEYS, 16)
+    attend = flashgen.compile(spec, return_lse=True)
+    # Keys 0 to 2 are seen, each raised by 7; the last of three is not: x ends there.
+    for used, total in ((4, 3 * math.exp(7)), (3, 2 * math.exp(7) + 1)):
+        _, found = attend(q, kv, kv, x=x, kv_lens=torch.tensor([used], dtype=torch.int32))
+        assert found.item() == pytest.approx(math.log(total), rel=1e-5)

@@ -32,6 +32,11 @@ DOCUMENTS: dict[str, str] = {
     "many-values": f"{HEAD}shapes: [{'1, ' * 30000}]\n",
     "too-large": HEAD + "#" * (300 * 1024),
     "missing-fields": "name: x\n",
+    "missing-version": "name: x\nhead_dim: 64\ndtype: bf16\n",
+    "indented-too-far": f"{HEAD} mask: causal\n",
+    "dtype-wider": "flashgen: 1\nname: x\nhead_dim: 64\ndtype: fp64\n",
+    "dtype-of-integers": "flashgen: 1\nname: x\nhead_dim: 64\ndtype: {q: bf16, kv: int8}\n",
+    "dtype-typo": "flashgen: 1\nname: x\nhead_dim: 64\ndtype: fp61\n",
     "everything-at-once": (
         "flashgen: 2\nname: Two Words\nhead_dmi: 64\ndtype: float16\nmask: casual\n"
         "backward: yes\nshapes:\n  - batch: 1\n    q_heads: 32\n    kv_heads: 5\n"
@@ -109,6 +114,9 @@ FIELDS: dict[str, str] = {
     "align-unknown": "align: botom_right\n",
     "align-far": "align: middle\n",
     "sink-boolean": "sink: true\n",
+    "sink-yes": "sink: yes\n",
+    "kv-lens-on": "kv_lens: on\n",
+    "align-infinite": "align: .inf\n",
     "sinks-two": "sink: [per_head, per_head]\n",
     "kv-lens-unknown": "kv_lens: per_head\n",
     "kv-lens-packed": "layout: packed\nkv_lens: per_batch\n",
@@ -132,6 +140,7 @@ FIELDS: dict[str, str] = {
     # mask
     "mask-unknown": "mask: casual\n",
     "mask-none": "mask: none\n",
+    "mask-list-as-text": "mask: causal, window\n",
     "mask-null": "mask:\n",
     "mask-empty-item": "mask: [{}]\n",
     "mask-bare-window": "mask: [window]\n",
@@ -144,6 +153,9 @@ FIELDS: dict[str, str] = {
     "window-no-side": "mask: {window: {}}\n",
     "window-number": "mask: {window: 4096}\n",
     "window-negative": "mask: {window: {left: -1, right: 0}}\n",
+    "window-negative-right": "mask: {window: {left: 64, right: -2}}\n",
+    "window-number-negative": "mask: {window: -5}\n",
+    "window-number-one": "mask: {window: 1}\n",
     "window-text": "mask: {window: {left: all}}\n",
     "same-undeclared": INPUTS + "mask: {same: dco}\n",
     "same-no-inputs": "mask: {same: doc}\n",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from cases import DOCUMENTS, FIELDS, HEAD, INPUTS, MASK_EXPRESSIONS, SCORE_EXPRESSIONS
 
 from flashgen.errors import FlashgenError, SpecError
@@ -63,6 +64,9 @@ PYTHON: dict[str, dict[str, object]] = {
     "python-key": {"head_dim": {1: 2, "qk": 64, "v": 64}, "dtype": "bf16"},
     "python-cycle": {"head_dim": 64, "dtype": "bf16", "mask": too_deep()},
     "python-huge-integer": {"head_dim": 10**5000, "dtype": "bf16"},
+    "python-dtype": {"head_dim": 64, "dtype": torch.float16},
+    "python-dtype-part": {"head_dim": 64, "dtype": {"q": torch.bfloat16, "out": torch.float32}},
+    "python-boolean-sink": {"head_dim": 64, "dtype": "bf16", "sink": True},
     "python-nan": {"head_dim": 64, "dtype": "bf16", "scale": float("nan")},
     "python-expression": {"head_dim": 64, "dtype": "bf16", "mask": {"expr": "k <= qq"}},
     "python-folded-expression": {"head_dim": 64, "dtype": "bf16", "mask": {"expr": "k\n<= qq"}},

@@ -160,3 +160,9 @@ def test_targets_are_frozen_hashable_and_picklable() -> None:
 def test_a_changed_target_keeps_its_changes_when_pickled() -> None:
     small = dataclasses.replace(get_target("nvidia-h200"), smem_per_block_bytes=1024)
     assert pickle.loads(pickle.dumps(small)) == small
+
+
+def test_all_is_a_target_of_explain_alone() -> None:
+    hint = "hint: only `flashgen explain` takes all targets; known targets: nvidia-a100-40gb"
+    with pytest.raises(TargetError, match=hint):
+        get_target("all")
