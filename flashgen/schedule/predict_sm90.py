@@ -8,10 +8,10 @@ That gives the family's share of the peak rate by head dim, 0.6 at 64, 0.76 at 1
 (for long sequences without a mask). What tiles of queries cost beside their steps depends on who
 hands them out: a program for each tile begins anew each time, one that stays loads ahead.
 
-`HopperCosts` was fitted to 338 times measured on an H200 (two runs of suite `fa-paper`, of which
-`benchmarks/nvidia-h200/fa-paper.json` is the later: three head dims, 512 to 16k keys, causal or
-not, windows, scores): 4.4% off in the mean square, 25% at the most (softcap), but for documents,
-whose ids it does not see. It stands for other Hopper GPUs until those are measured.
+`HopperCosts` was fitted to 338 times measured on an H200 (two runs of suite `fa-paper` before the
+one of `benchmarks/nvidia-h200/fa-paper.json`: three head dims, 512 to 16k keys, causal or not,
+windows, scores): 4.4% off in the mean square, 25% at the most (softcap), but for documents, whose
+ids it does not see. It stands for other Hopper GPUs until those are measured.
 """
 
 from __future__ import annotations

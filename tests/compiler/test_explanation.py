@@ -84,7 +84,7 @@ def test_it_explains_the_schedule_that_would_be_compiled() -> None:
     rejected = sum(tile.schedules for group in found.rejections for tile in group.tiles)
     assert rejected == len(space.rejections) == found.tried - found.feasible
     values = {formula.name: formula.value for formula in found.formulas}
-    assert values["smem_bytes"] == found.smem_bytes == 197_464
+    assert values["smem_bytes"] == found.smem_bytes == 197_848
     assert values["tile_traffic_bytes"] == found.algorithms[0].tile_traffic_bytes
 
 
