@@ -350,6 +350,7 @@ class _Allocation:
             return small
         if self.unit == "tcgen05":
             small += MBARRIERS * scratch.MBARRIER_BYTES
+            small += scratch.call(scratch.tcgen05_rows, BLOCK_M, NUM_WARPS)
         if small == 0 or not resident:
             return small
         return scratch.call(scratch.with_gap, small, minimum(*resident), maximum(*staged))

@@ -18,6 +18,7 @@ OPERAND_ALIGNMENT = 1024  # of what wgmma and tcgen05 read
 NUMBER_BYTES = 4
 MBARRIER_BYTES = 8
 TMEM_PROBS_BYTES = 4096
+TMEM_LANES = 128
 
 
 def call(function: Callable[..., int], *arguments: sp.Expr | int) -> sp.Expr:
@@ -64,9 +65,18 @@ def _stacked(block_m: int, block_n: int, num_warps: int, width: int) -> int:
 
 
 def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
-    """Bytes of the change to whole rows, as they are read from tensor memory; approximate."""
-    short = width == 1 and block_m * block_n < 64 * WARP_SIZE * num_warps
-    return block_m * block_n * width // (1 if short else 4)
+    """Bytes of the change to whole rows, as they are read from tensor memory; approximate.
+
+    At once where a thread has less than 64 bytes; none where two threads share a row either way;
+    less of rows of 256 bytes.
+    """
+    of_thread = block_m * block_n * width // (WARP_SIZE * num_warps)
+    if width == 2 and of_thread == ACCESS_BYTES and block_m == 16 * num_warps:
+        return 0
+    parts = 1 if of_thread < 64 else 4
+    if width == 4 and block_n * width == 256:
+        parts = 2 if of_thread < 128 else 8
+    return block_m * block_n * width // parts
 
 
 def fma_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
@@ -142,6 +152,12 @@ def mma_rows(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int
     return NUMBER_BYTES * block_m * min(num_warps, block_n // MMA_COLUMNS)
 
 
+def tcgen05_rows(block_m: int, num_warps: int) -> int:
+    """Bytes of row statistics where two warps read the same lanes of tensor memory, which has 128:
+    a number for each lane."""
+    return NUMBER_BYTES * TMEM_LANES * int(block_m <= TMEM_LANES < WARP_SIZE * num_warps)
+
+
 def fma_rows(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int:
     """Bytes of row statistics of fp32 matmuls, whose results are spread over threads in squares.
 
@@ -199,6 +215,7 @@ FUNCTIONS: Mapping[str, Callable[..., int]] = {
         fma_state,
         compared_ids,
         mma_rows,
+        tcgen05_rows,
         fma_rows,
         fma_factor,
         with_gap,

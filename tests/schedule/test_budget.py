@@ -273,3 +273,31 @@ def test_examples_as_triton_36_compiles_them(
     block_m, block_n, num_warps, num_stages = tile
     schedule = schedule_of(block_m, block_n, num_warps=num_warps, num_stages=num_stages)
     assert needs.smem_bytes_of(schedule) == shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("bias", "tile", "shared_bytes"),
+    [
+        ("", (64, 16, 4, 2), 16_416),
+        ("", (64, 16, 8, 2), 16_928),  # two warps read the same lanes of tensor memory
+        ("", (64, 64, 8, 2), 41_984),
+        ("", (128, 64, 8, 2), 49_696),
+        ("", (256, 64, 8, 2), 65_568),
+        ("bf16", (64, 16, 4, 1), 10_248),
+        ("bf16", (64, 64, 8, 1), 24_576),
+        ("bf16", (128, 32, 4, 1), 22_528),
+        ("bf16", (128, 32, 8, 1), 28_672),
+        ("fp32", (64, 64, 8, 1), 24_576),
+        ("fp32", (128, 64, 4, 1), 28_672),
+    ],
+)
+def test_examples_of_tensor_memory(
+    bias: str, tile: tuple[int, int, int, int], shared_bytes: int
+) -> None:
+    """As Triton 3.6 to 3.8 compile them for sm_100."""
+    rel = {"shape": [1, "q_heads", "q_len", "kv_len"], "dtype": bias}
+    score = {"score": [{"bias": {"tensor": "rel"}}], "inputs": {"rel": rel}} if bias else {}
+    needs = budget_of("nvidia-b200", head_dim=64, dtype="bf16", mask="causal", **score)
+    block_m, block_n, num_warps, num_stages = tile
+    schedule = schedule_of(block_m, block_n, num_warps=num_warps, num_stages=num_stages)
+    assert needs.smem_bytes_of(schedule) == shared_bytes
