@@ -74,7 +74,7 @@ def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int) -
     if width == 2 and of_thread == ACCESS_BYTES and block_m == 16 * num_warps:
         return 0
     parts = 1 if of_thread < 64 else 4
-    if width == 4 and block_n * width == 256:
+    if width == 4 and block_n * width == 256 and block_m <= TMEM_LANES:
         parts = 2 if of_thread < 128 else 8
     return block_m * block_n * width // parts
 
