@@ -23,6 +23,7 @@ from flashgen.runtime.load import load_module
 from flashgen.runtime.repeat import MAX_KEPT, Repeat, Seen, Signature, repeat_of, signature
 from flashgen.runtime.said import say_once
 from flashgen.runtime.served import served
+from flashgen.runtime.triton_cache import checked_entries, use_writable_cache
 from flashgen.runtime.warm import start_warming
 from flashgen.schedule.model import HOPPER, Bucket, Schedule, bucket_of
 from flashgen.spec.model import AttentionSpec
@@ -172,7 +173,7 @@ class Attention:
         what = f"compile {self.spec.display_name} for {q.device}, {bucket}"
         seen = Seen(kernel)
         # Triton compiles at the first launch of a variant, and that is not thread safe.
-        with self._lock, _device(q.device), not_compiling(what):
+        with self._lock, _device(q.device), not_compiling(what), checked_entries():
             loaded.module.run(seen, options, q, k, v, *arguments, *outputs)
         if schedule.family == HOPPER and not seen.launches and self._on_gpu(q.device):
             self._say_not_tma(loaded, {"q": q, "k": k, "v": v, "out": out}, others)
@@ -267,8 +268,6 @@ class Attention:
 
     @staticmethod
     def _say_where_machine_code_goes() -> None:
-        from flashgen.runtime.triton_cache import use_writable_cache
-
         warning = use_writable_cache()
         if warning:
             say_once(warning)

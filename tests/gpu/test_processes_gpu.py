@@ -184,18 +184,52 @@ def test_c15_tensors_on_another_device_than_the_current() -> None:
     assert torch.cuda.current_device() == 0
 
 
-def test_cold_and_warm_starts(tmp_path: Path) -> None:
-    """Seconds of a fresh process, printed: aims are 3 s cold and 0.3 s from the disk cache."""
+def run_fresh(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, with caches in `folder`."""
     root = Path(__file__).resolve().parents[2]
     environment = {
         **os.environ,
-        "FLASHGEN_CACHE_DIR": str(tmp_path / "flashgen"),
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "FLASHGEN_CACHE_DIR": str(folder / "flashgen"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
         "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "flashgen.bench.startup", "llama3_8b"]
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+FIRST_CALL = """
+import sys
+import torch
+from flashgen import load_spec
+from flashgen.compiler.choose import compile as compile_spec
+
+generator = torch.Generator("cuda").manual_seed(1)
+size = (1, 8, int(sys.argv[2]), 128)
+q, k, v = (torch.randn(size, generator=generator, device="cuda").bfloat16() for _ in "qkv")
+print(compile_spec(load_spec(sys.argv[1]))(q, k[:, :2], v[:, :2]).double().sum().item())
+"""
+
+
+@pytest.mark.parametrize("length", [100, 4096])  # family triton; gluon_sm90 on Hopper GPUs
+@pytest.mark.parametrize("size", [0, 1000, -1])
+def test_a_first_call_compiles_again_what_is_cut_short(
+    size: int, length: int, tmp_path: Path
+) -> None:
+    spec = str(Path(__file__).resolve().parents[2] / "specs" / "llama3_8b.yaml")
+    sound = run_fresh(tmp_path, "-c", FIRST_CALL, spec, str(length))
+    assert "damaged" not in sound.stderr
+    for binary in (tmp_path / "triton").rglob("*.cubin"):
+        os.truncate(binary, size if size >= 0 else binary.stat().st_size + size)
+    mended = run_fresh(tmp_path, "-c", FIRST_CALL, spec, str(length))
+    assert mended.stdout == sound.stdout
+    assert "is damaged or incomplete; it is compiled again" in mended.stderr
+    assert "damaged" not in run_fresh(tmp_path, "-c", FIRST_CALL, spec, str(length)).stderr
+
+
+def test_cold_and_warm_starts(tmp_path: Path) -> None:
+    """Seconds of a fresh process, printed: aims are 3 s cold and 0.3 s from the disk cache."""
     for start in ("cold", "warm"):
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        run = run_fresh(tmp_path, "-m", "flashgen.bench.startup", "llama3_8b")
         found = json.loads(run.stdout.splitlines()[-1])
         steps = found["steps_s"]
         after = sum(steps[step] for step in ("import flashgen", "load the spec", "first result"))

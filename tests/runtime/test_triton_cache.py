@@ -9,16 +9,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
 from flashgen import AttentionSpec
 from flashgen.compiler import choose
+from flashgen.compiler.choose import compile as compile_spec
 from flashgen.errors import FlashgenWarning
 from flashgen.problem import Problem
 from flashgen.runtime.ahead import CompiledKernel, compile_schedule
 from flashgen.runtime.load import load_module
-from flashgen.runtime.triton_cache import use_writable_cache
+from flashgen.runtime.triton_cache import (
+    WholeEntries,
+    checked_entries,
+    is_whole,
+    use_writable_cache,
+)
 from flashgen.schedule.model import Schedule
 from flashgen.target import get_target
 
@@ -142,6 +149,37 @@ def test_a_cache_without_assembly_is_not_enough(kept: Path) -> None:
         assert compiled() == sound
 
 
+def test_a_launch_does_not_ask_for_assembly_that_is_not_stored(tmp_path: Path) -> None:
+    """Under TRITON_STORE_BINARY_ONLY; machine code is looked at all the same."""
+    knobs.cache.dir = str(tmp_path)
+    quietly()
+    (path,) = tmp_path.rglob("*.cubin")
+    for assembly in tmp_path.rglob("*.ptx"):
+        assembly.unlink()
+    group = {each.name: str(each) for each in path.parent.iterdir()}
+    assert not is_whole(group)
+    with knobs.compilation.scope():
+        knobs.compilation.store_binary_only = True
+        assert is_whole(group)
+        cut(1000)(path)
+        assert not is_whole(group)
+
+
+def test_every_launch_checks_the_entry_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = compile_spec(SPEC)
+    q = torch.randn(1, 1, 16, 16).half()
+    with pytest.warns(FlashgenWarning, match="on the CPU"):
+        attention(q, q, q)
+    (loaded,) = attention._loaded.values()
+    found: list[object] = []
+    monkeypatch.setattr(
+        loaded.module, "run", lambda *_: found.append(knobs.cache.manager_class), raising=True
+    )
+    attention(q, q, q)
+    assert found == [WholeEntries]
+    assert knobs.cache.manager_class is None
+
+
 def test_a_cache_that_the_user_brings_is_left_alone() -> None:
     class Own(FileCacheManager):  # type: ignore[misc]
         pass
@@ -149,6 +187,8 @@ def test_a_cache_that_the_user_brings_is_left_alone() -> None:
     with knobs.cache.scope():
         knobs.cache.manager_class = Own
         quietly()
+        with checked_entries():
+            assert knobs.cache.manager_class is Own
         assert knobs.cache.manager_class is Own
 
 
