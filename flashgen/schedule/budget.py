@@ -169,14 +169,17 @@ class Budget:
         compiled = function((BLOCK_M, BLOCK_N, HEAD_DIM_QK, HEAD_DIM_V), formula)
         return int(compiled(block_m, block_n, *dims))
 
-    def smem_bytes_of(self, schedule: Schedule, triton: TritonVersion | None = None) -> int:
+    def smem_bytes_of(
+        self, schedule: Schedule, triton: TritonVersion | None = None, *, aligned: bool = True
+    ) -> int:
         """Shared memory that Triton (None: the one here) will allocate for `schedule`, in bytes.
 
+        aligned: rows of all tensors start at multiples of 16 bytes; others have fewer stages.
         Of the family gluon_sm90: in any version, of a kernel that writes lse.
         """
         if schedule.family == "gluon_sm90":
             return sm90.smem_bytes(schedule, self.problem)
-        formula = self._smem(self.unit(schedule), triton or installed_triton())
+        formula = self._smem(self.unit(schedule), triton or installed_triton(), aligned)
         return int(formula(*self._numbers(schedule)))
 
     def least_smem_bytes_of(self, schedule: Schedule) -> int:
@@ -185,13 +188,18 @@ class Budget:
             return sm90.smem_bytes(schedule, self.problem)
         return int(self._smem(self.unit(schedule), None)(*self._numbers(schedule)))
 
-    def _smem(self, unit: MatmulUnit, triton: TritonVersion | None) -> Callable[..., float]:
+    def _smem(
+        self, unit: MatmulUnit, triton: TritonVersion | None, aligned: bool = True
+    ) -> Callable[..., float]:
         """The formula for a version of Triton, or the lower bound; kept, as graphs hash slowly."""
-        if (unit, triton) not in self._kept:
+        key = unit, triton, aligned
+        if key not in self._kept:
             made = least_smem_bytes(self.graph, unit) if triton is None else None
-            formula = smem_bytes(self.graph, unit, triton) if made is None else made
-            self._kept[unit, triton] = function(_SCHEDULE, formula)
-        return self._kept[unit, triton]
+            formula = (
+                smem_bytes(self.graph, unit, triton, aligned=aligned) if made is None else made
+            )
+            self._kept[key] = function(_SCHEDULE, formula)
+        return self._kept[key]
 
     def regs_per_thread_of(self, schedule: Schedule) -> int:
         """Registers per thread that tiles are likely to occupy.
@@ -281,7 +289,7 @@ class Budget:
         )
 
     @cached_property
-    def _kept(self) -> dict[tuple[MatmulUnit, TritonVersion | None], Callable[..., float]]:
+    def _kept(self) -> dict[tuple[MatmulUnit, TritonVersion | None, bool], Callable[..., float]]:
         """What `_smem` has compiled."""
         return {}
 

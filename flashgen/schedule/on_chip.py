@@ -8,6 +8,7 @@ flashgen.bench.model_check` holds both against the compiler; `benchmarks/compile
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import metadata
@@ -37,7 +38,9 @@ KNOWN_TRITON: tuple[TritonVersion, ...] = ((3, 6), (3, 7), (3, 8))
 # Head dims that an fp32 kernel multiplies at a time; it loads q and k in such parts.
 QK_PART = 16
 ASYNCHRONOUS: tuple[MatmulUnit, ...] = ("wgmma", "tcgen05")
+ASYNCHRONOUS_BYTES = 4  # of the smallest copy to shared memory that a thread does not wait for
 MBARRIERS = 4  # of a pipelined loop on tcgen05
+UNSTAGED_MBARRIERS = 3  # of one whose operands pass through registers
 
 
 @cache
@@ -78,7 +81,13 @@ def textbook_smem_bytes(graph: TileGraph) -> sp.Expr:
 
 
 @cache
-def smem_bytes(graph: TileGraph, unit: MatmulUnit, triton: TritonVersion | None = None) -> sp.Expr:
+def smem_bytes(
+    graph: TileGraph,
+    unit: MatmulUnit,
+    triton: TritonVersion | None = None,
+    *,
+    aligned: bool = True,
+) -> sp.Expr:
     """Shared memory as Triton (None: the one here) allocates it: its `metadata.shared`.
 
     Pipelined (num_stages > 1): what stays for the whole loop, plus num_stages copies of a matmul's
@@ -92,8 +101,12 @@ def smem_bytes(graph: TileGraph, unit: MatmulUnit, triton: TritonVersion | None 
 
     flash2 keeps q and stages k and v; flash1 keeps k and v and stages q. Its state (acc, m_i, l_i)
     goes from the workspace to registers and back.
+
+    aligned: rows of all tensors start at multiples of 16 bytes. Where they do not, elements are
+    copied one by one, which is asynchronous from ASYNCHRONOUS_BYTES on; narrower tiles pass through
+    registers and have no stages.
     """
-    return _Allocation(graph, unit, triton or installed_triton()).bytes
+    return _Allocation(graph, unit, triton or installed_triton(), aligned).bytes
 
 
 @cache
@@ -113,6 +126,7 @@ class _Allocation:
     graph: TileGraph
     unit: MatmulUnit
     triton: TritonVersion | None
+    aligned: bool = True
 
     @property
     def bytes(self) -> sp.Expr:
@@ -120,10 +134,11 @@ class _Allocation:
             return self.through_registers()
         if self.state:
             return self.one_by_one()
-        if not self.staged:
+        if not any(tile.staged for tile in self.graph.tiles):
             return self.loaded_up_front()
-        one_stage = sp.Le(NUM_STAGES, 1)
-        return sp.Piecewise((self.one_by_one(), one_stage), (self.pipelined(), True))
+        are_staged = any(tile in self.operands for tile in self.staged)
+        pipelined = self.pipelined() if are_staged else self.beside_unstaged()
+        return sp.Piecewise((self.one_by_one(), sp.Le(NUM_STAGES, 1)), (pipelined, True))
 
     # **** tiles ****
 
@@ -134,7 +149,10 @@ class _Allocation:
     @cached_property
     def staged(self) -> list[Tile]:
         """What is loaded asynchronously: booleans, a byte each, are not."""
-        return [tile for tile in self.graph.tiles if tile.staged and tile.dtype != "bool"]
+        staged = [tile for tile in self.graph.tiles if tile.staged and tile.dtype != "bool"]
+        if self.aligned:
+            return staged
+        return [t for t in staged if get_dtype(t.dtype).bytes >= ASYNCHRONOUS_BYTES]
 
     @cached_property
     def operands(self) -> list[Tile]:
@@ -151,6 +169,13 @@ class _Allocation:
             for tile in self.graph.inputs(op)
             if tile.name == op.left and tile.space == "reg"
         ]
+
+    @cached_property
+    def right_of_probs(self) -> list[Tile]:
+        """The operands that probs are multiplied with."""
+        names = {tile.name for tile in self.probs}
+        products = [op for op in self.graph.of_kind(ops.Matmul) if op.left in names]
+        return [tile for tile in self.operands if any(tile.name == op.right for op in products)]
 
     @cached_property
     def state(self) -> bool:
@@ -172,7 +197,7 @@ class _Allocation:
         """Bytes of a tile that is loaded when it is needed, part by part where it has parts."""
         return tile.bytes.subs(HEAD_DIM_QK_PADDED, QK_PART) if self.unit == "fma" else tile.bytes
 
-    # **** the three ways of loading ****
+    # **** the ways of loading ****
 
     def pipelined(self) -> sp.Expr:
         """Every stage of every tile, beside what stays."""
@@ -184,26 +209,65 @@ class _Allocation:
         }
         small = sp.Add(*(each for tile, each in staged.items() if len(tile.shape) < 2))
         large = sp.Add(*(each for tile, each in staged.items() if len(tile.shape) > 1))
-        last = self.placed_last(
-            small, resident, [each for tile, each in staged.items() if tile in self.operands]
-        )
+        has_ids = small != 0
+        if self.unit == "tcgen05" and self.triton is not None:
+            small += MBARRIERS * scratch.MBARRIER_BYTES
+            small += scratch.call(scratch.tcgen05_rows, BLOCK_M, NUM_WARPS)
+        read = [each for tile, each in staged.items() if tile in self.operands]
+        last = self.placed_last(small, resident, read)
         exchange = self.exchange()
         if self.triton is not None:
             exchange += self.row_statistics()
         # Masks change their layout before probs change hands: the two use the same place.
-        exchange = maximum(exchange, *self.late_conversions(has_ids=small != 0))
+        exchange = maximum(exchange, *self.late_conversions(has_ids=has_ids))
         return maximum(sp.Add(*resident, large, last, exchange), self.epilogue())
 
-    def one_by_one(self) -> sp.Expr:
+    def beside_unstaged(self) -> sp.Expr:
+        """Stages of score inputs and ids, beside operands that pass through registers.
+
+        On tcgen05 v is there twice, and a score input that has no stages as a whole; in Triton 3.6
+        it changes its layout instead.
+        """
+        staged = {tile: tile.bytes * (NUM_STAGES - 1) for tile in self.staged}
+        small = sp.Add(*(each for tile, each in staged.items() if len(tile.shape) < 2))
+        large = sp.Add(*(each for tile, each in staged.items() if len(tile.shape) > 1))
+        if self.unit == "tcgen05" and self.triton is not None:
+            inputs = [t for t in self.score_inputs if t.dtype != "bool" and t not in staged]
+            tiles = [*self.operands, *self.right_of_probs]
+            if self.triton == (3, 6):
+                large += sp.Add(*(self.conversion(tile) for tile in inputs))
+                inputs = []
+            operands = sp.Add(*(tile.bytes for tile in (*tiles, *inputs)))
+            small += (UNSTAGED_MBARRIERS - bool(inputs)) * scratch.MBARRIER_BYTES
+        else:
+            changing = [tile for tile in self.score_inputs if tile not in staged]
+            operands = self.one_by_one(changing, has_ids=small != 0)
+        return operands + large + self.placed_after_operands(small)
+
+    def placed_after_operands(self, small: sp.Expr) -> sp.Expr:
+        """Small tiles and barriers behind q and the other operands, with their gap."""
+        if any(tile.dtype == "bool" for tile in self.score_inputs):
+            return small
+        deepest = len(self.graph.loops) - 1
+        resident = [tile.bytes for tile in self.operands if tile.level < deepest]
+        read = [tile for tile in self.operands if tile.level == deepest]
+        staged = [tile for tile in self.staged if len(tile.shape) > 1]
+        return self.placed_last(small, resident, [tile.bytes for tile in (*read, *staged)])
+
+    def one_by_one(
+        self, changing: Sequence[Tile] | None = None, *, has_ids: bool = False
+    ) -> sp.Expr:
         """The most that one matmul needs, each tile loaded just before it.
 
-        A tile from outside the loop stays during all of it; score inputs change their layout while
-        k is there.
+        A tile from outside the loop stays during all of it; score inputs (or those that are
+        `changing`) change their layout while k is there. has_ids: ids are staged beside it.
         """
+        converted = self.score_inputs if changing is None else changing
         deepest = len(self.graph.loops) - 1
         resident = [tile for tile in self.operands if tile.level < deepest]
         kept = sp.Add(*(self.whole(tile) for tile in resident))
-        needs = [self.epilogue()]
+        between = [*self.late_conversions(has_ids=has_ids), self.between_loops()]
+        needs = [self.epilogue(), *(kept + each for each in between)]
         for op in self.graph.of_kind(ops.Matmul):
             inputs = self.graph.inputs(op)
             read = [tile for tile in inputs if tile in self.operands and tile not in resident]
@@ -214,16 +278,17 @@ class _Allocation:
                 need += self.exchange() + self.row_factor()
             else:  # an fp32 kernel loads k, part by part, only after that
                 before = kept if self.unit == "fma" else need
-                needs += [before + each for each in self.early_conversions()]
+                needs += [before + each for each in self.early_conversions(converted)]
                 needs += [need + each for each in self.state_changes()]
-            needs += [need, *self.tcgen05_needs(need, takes_probs=takes_probs)]
+            gap = ([tile.bytes for tile in tiles] for tiles in (resident, read))
+            needs += [need, *self.tcgen05_needs(need, *gap, takes_probs=takes_probs)]
         return largest(needs)
 
     def loaded_up_front(self) -> sp.Expr:
         """All operands at once; once the scores are there, probs may use the place of q and k."""
         keys = {op.right for op in self.graph.of_kind(ops.Matmul) if op.transpose_right}
         parts = [t for t in self.operands if self.unit == "fma" and t.name in keys]
-        others = sp.Add(*(self.whole(tile) for tile in self.operands if tile not in parts))
+        others = sp.Add(*(self.up_front(tile) for tile in self.operands if tile not in parts))
         together = others + sp.Add(*(self.at_once(tile) for tile in parts))
         beside_probs = [
             tile.bytes
@@ -237,10 +302,22 @@ class _Allocation:
                 together,
                 sp.Add(*beside_probs, self.exchange()),
                 self.epilogue(),
-                *(others + each for each in self.early_conversions()),
-                *self.tcgen05_needs(together, takes_probs=False),
+                *(others + each for each in self.early_conversions(self.score_inputs)),
+                *self.tcgen05_needs(together, [], [], takes_probs=False),
             ]
         )
+
+    def up_front(self, tile: Tile) -> sp.Expr:
+        """Bytes of an operand; Triton 3.6 has q, where its rows pass through threads that have one
+        each, in tensor memory."""
+        queries = {op.left for op in self.graph.of_kind(ops.Matmul) if op.transpose_right}
+        narrow = get_dtype(tile.dtype).bytes < ASYNCHRONOUS_BYTES
+        if self.aligned or not narrow or tile.name not in queries:
+            return self.whole(tile)
+        if self.unit != "tcgen05" or self.triton != (3, 6):
+            return self.whole(tile)
+        has_row_each = sp.Ge(BLOCK_M, scratch.WARP_SIZE * NUM_WARPS)
+        return sp.Piecewise((sp.Integer(0), has_row_each), (self.whole(tile), True))
 
     def through_registers(self) -> sp.Expr:
         """What mfma needs: staged tiles num_stages - 1 deep, any other only on its way through."""
@@ -320,7 +397,7 @@ class _Allocation:
             found.append(scratch.call(scratch.compared_ids, BLOCK_M, BLOCK_N, NUM_WARPS))
         return found
 
-    def early_conversions(self) -> list[sp.Expr]:
+    def early_conversions(self, inputs: Sequence[Tile]) -> list[sp.Expr]:
         """Scratch of score inputs that change their layout before the first matmul.
 
         Masks did in Triton 3.6, and do it later from 3.7 on.
@@ -328,11 +405,15 @@ class _Allocation:
         if self.triton is None and self.unit not in ("mma", "wgmma"):
             return []
         masks_too = self.triton == (3, 6)
-        inputs = [tile for tile in self.score_inputs if masks_too or tile.dtype != "bool"]
-        return [self.conversion(tile) for tile in inputs]
+        return [self.conversion(t) for t in inputs if masks_too or t.dtype != "bool"]
 
     def conversion(self, tile: Tile) -> sp.Expr:
-        numbers = (BLOCK_M, BLOCK_N, NUM_WARPS, get_dtype(tile.dtype).bytes)
+        width = get_dtype(tile.dtype).bytes
+        tile_of_warps = (BLOCK_M, BLOCK_N, NUM_WARPS, width)
+        if not self.aligned and self.triton == (3, 6):
+            return self.conversion_in_one_access(tile, tile_of_warps)
+        access = scratch.ACCESS_BYTES if self.aligned else width
+        numbers = (*tile_of_warps, access)
         if self.unit == "mma":
             return scratch.call(scratch.mma_conversion, *numbers, HEAD_DIM_V_PADDED)
         functions = {
@@ -342,23 +423,41 @@ class _Allocation:
         }
         return scratch.call(functions[self.unit], *numbers)
 
-    def placed_last(
-        self, small: sp.Expr, resident: list[sp.Expr], staged: list[sp.Expr]
+    def conversion_in_one_access(
+        self, tile: Tile, tile_of_warps: tuple[sp.Expr | int, ...]
     ) -> sp.Expr:
-        """Small tiles and barriers, with the gap behind them."""
-        if self.triton is None or self.unit not in ASYNCHRONOUS:
-            return small
+        """The same in Triton 3.6, of elements that are read one by one."""
+        if self.unit == "fma":
+            return tile.bytes
         if self.unit == "tcgen05":
-            small += MBARRIERS * scratch.MBARRIER_BYTES
-            small += scratch.call(scratch.tcgen05_rows, BLOCK_M, NUM_WARPS)
-        if small == 0 or not resident:
-            return small
-        return scratch.call(scratch.with_gap, small, minimum(*resident), maximum(*staged))
+            return scratch.call(scratch.one_access_of_rows, *tile_of_warps)
+        head_dim_v = HEAD_DIM_V_PADDED if self.unit == "mma" else sp.Integer(0)
+        return scratch.call(scratch.one_access, *tile_of_warps, head_dim_v)
 
-    def tcgen05_needs(self, need: sp.Expr, *, takes_probs: bool) -> list[sp.Expr]:
+    def between_loops(self) -> sp.Expr:
+        """Scratch of the accumulator from one block class's loop to the next one's.
+
+        A mask of more than the tail has such loops.
+        """
+        has_classes = any(" and " in op.predicate for op in self.graph.of_kind(ops.Mask))
+        if self.triton is None or self.unit != "mma" or not has_classes:
+            return sp.Integer(0)
+        numbers = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
+        return scratch.call(scratch.mma_accumulator, *numbers)
+
+    def placed_last(self, small: sp.Expr, resident: list[sp.Expr], read: list[sp.Expr]) -> sp.Expr:
+        """Small tiles and barriers, with the gap behind them."""
+        if self.triton is None or self.unit not in ASYNCHRONOUS or small == 0 or not resident:
+            return small
+        return scratch.call(scratch.with_gap, small, minimum(*resident), maximum(*read))
+
+    def tcgen05_needs(
+        self, need: sp.Expr, resident: list[sp.Expr], read: list[sp.Expr], *, takes_probs: bool
+    ) -> list[sp.Expr]:
         """What a matmul on tcgen05 needs beside its operands."""
         if self.triton is None or self.unit != "tcgen05":
             return []
+        small: sp.Expr = sp.Integer(scratch.MBARRIER_BYTES)
         if takes_probs:
-            return [need + scratch.call(scratch.tmem_probs, BLOCK_M, NUM_WARPS)]
-        return [need + scratch.MBARRIER_BYTES]
+            small = scratch.call(scratch.tmem_probs, BLOCK_M, NUM_WARPS)
+        return [need + self.placed_last(small, resident, read)]

@@ -32,45 +32,52 @@ def call(function: Callable[..., int], *arguments: sp.Expr | int) -> sp.Expr:
 # A tile of block_m x block_n that is loaded (a bias, a dense mask) arrives in threads that read
 # rows, and is needed in those that hold the scores. It passes through shared memory, as little at a
 # time as possible: bits of an element's place that number registers in both layouts are taken one
-# after the other. `width` is bytes of an element.
+# after the other. `width` is bytes of an element, `access` those that a thread reads at once:
+# ACCESS_BYTES, or an element where rows are not aligned.
 
 
-def mma_conversion(block_m: int, block_n: int, num_warps: int, width: int, head_dim_v: int) -> int:
+def mma_conversion(
+    block_m: int, block_n: int, num_warps: int, width: int, access: int, head_dim_v: int
+) -> int:
     """Bytes of the change to warp-level mma, whose warps stand side by side for a wide output."""
     if block_m >= head_dim_v:
-        return wgmma_conversion(block_m, block_n, num_warps, width)
-    return _in_passes(block_m * block_n, width, _abreast(block_m, block_n, num_warps, width))
+        return wgmma_conversion(block_m, block_n, num_warps, width, access)
+    return _in_passes(_abreast, block_m, block_n, num_warps, width, access)
 
 
-def wgmma_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+def wgmma_conversion(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
     """Bytes of the change to wgmma, or to mma with warps one below the other."""
-    return _in_passes(block_m * block_n, width, _stacked(block_m, block_n, num_warps, width))
+    return _in_passes(_stacked, block_m, block_n, num_warps, width, access)
 
 
-def _abreast(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+def _abreast(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
     """Elements that a thread has in both layouts where mma's warps stand side by side."""
-    rows, contiguous = _loaded(block_m, block_n, num_warps, width)
-    return _share(block_m, max(rows, MMA_ROWS // 2)) * _columns(block_n, contiguous)
+    rows, contiguous = _loaded(block_m, block_n, num_warps, width, access)
+    columns = _columns(block_n, num_warps, contiguous)
+    return _share(block_m, max(rows, MMA_ROWS // 2)) * columns
 
 
-def _stacked(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+def _stacked(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
     """The same where they stand one below the other."""
-    rows, contiguous = _loaded(block_m, block_n, num_warps, width)
-    common = _share(block_m, max(rows, MMA_ROWS * num_warps)) * _columns(block_n, contiguous)
+    rows, contiguous = _loaded(block_m, block_n, num_warps, width, access)
+    columns = _columns(block_n, num_warps, contiguous)
+    common = _share(block_m, max(rows, MMA_ROWS * num_warps)) * columns
     if rows <= MMA_ROWS // 2:  # r and r + 8
         common *= 2
-    if width == 1:  # of 16 contiguous bytes, c and c + 8
+    if width == 1 < contiguous:  # of 16 contiguous bytes, c and c + 8
         common *= 2
     return common
 
 
-def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
     """Bytes of the change to whole rows, as they are read from tensor memory; approximate.
 
-    At once where a thread has less than 64 bytes; none where two threads share a row either way;
-    less of rows of 256 bytes.
+    At once where a thread has less than 64 bytes, or reads element by element; none where two
+    threads share a row either way; less of rows of 256 bytes.
     """
     of_thread = block_m * block_n * width // (WARP_SIZE * num_warps)
+    if access == width:
+        return _in_passes(_rows_of_threads, block_m, block_n, num_warps, width, access)
     if width == 2 and of_thread == ACCESS_BYTES and block_m == 16 * num_warps:
         return 0
     parts = 1 if of_thread < 64 else 4
@@ -79,34 +86,81 @@ def tcgen05_conversion(block_m: int, block_n: int, num_warps: int, width: int) -
     return block_m * block_n * width // parts
 
 
-def fma_conversion(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+def _rows_of_threads(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
+    """Elements that a thread has in both layouts where each has whole rows afterwards."""
+    _, contiguous = _loaded(block_m, block_n, num_warps, width, access)
+    threads = WARP_SIZE * num_warps
+    of_row = _share(threads, block_m)
+    columns = _columns(block_n // of_row, num_warps, contiguous)
+    return _share(block_m, threads) * columns * (4 if width >= NUMBER_BYTES else 1)
+
+
+def one_access(block_m: int, block_n: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """Bytes of the change in Triton 3.6 where elements are read one by one.
+
+    A pass is ACCESS_BYTES of each thread, twice that where two warps share their rows; all at once
+    where warps stand side by side.
+    """
+    shared = MMA_ROWS * num_warps == 2 * block_m
+    of_pass = ACCESS_BYTES * WARP_SIZE * num_warps * (2 if shared else 1)
+    tile = block_m * block_n * width
+    return tile if block_m < head_dim_v else min(tile, of_pass)
+
+
+def one_access_of_rows(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """The same for tcgen05; none where each thread has a row of its own."""
+    rows = WARP_SIZE * num_warps
+    of_pass = ACCESS_BYTES * WARP_SIZE * num_warps * (rows // block_m)
+    return min(block_m * block_n * width, of_pass) if block_m < rows else 0
+
+
+def fma_conversion(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
     """Bytes of the change to fp32 results."""
-    loaded, _ = _loaded(block_m, block_n, num_warps, width)
+    loaded, _ = _loaded(block_m, block_n, num_warps, width, access)
     rows, abreast = _fma_layout(block_m, block_n, num_warps)
     return block_m * block_n * width // _share(block_m, max(loaded, rows * num_warps // abreast))
 
 
-def _loaded(block_m: int, block_n: int, num_warps: int, width: int) -> tuple[int, int]:
+def _loaded(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> tuple[int, int]:
     """Rows that all threads read at once, and elements that one reads."""
     each = max(1, block_m * block_n // (WARP_SIZE * num_warps))
-    contiguous = min(ACCESS_BYTES // width, each)
-    across = min(WARP_SIZE, block_n // contiguous)
+    contiguous = min(access // width, each)
+    across = min(WARP_SIZE * num_warps, block_n // contiguous)
     return num_warps * WARP_SIZE // across, contiguous
 
 
-def _columns(block_n: int, contiguous: int) -> int:
+def _columns(block_n: int, num_warps: int, contiguous: int) -> int:
     """Columns that a thread has in both layouts: neighbours, and those of a second pass."""
-    return (2 if contiguous > 1 else 1) * _share(block_n, WARP_SIZE * contiguous)
+    across = WARP_SIZE * num_warps * contiguous
+    return (2 if contiguous > 1 else 1) * _share(block_n, across)
 
 
 def _share(extent: int, covered: int) -> int:
     return max(1, extent // covered)
 
 
-def _in_passes(elements: int, width: int, common: int) -> int:
-    """A pass takes what one access holds: 4 bytes of 16-bit numbers, and 16 of others."""
-    at_once = 2 if width == 2 else 4
-    return elements * width // max(1, common // at_once)
+def _in_passes(
+    common: Callable[..., int],
+    block_m: int,
+    block_n: int,
+    num_warps: int,
+    width: int,
+    access: int,
+) -> int:
+    """Bytes of a pass, of as many as elements that a thread has in both layouts allow."""
+    tile = (block_m, block_n, num_warps, width, access)
+    return block_m * block_n * width // max(1, common(*tile) // _at_once(*tile))
+
+
+def _at_once(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> int:
+    """Elements that a thread moves in one pass: 4 bytes of 16-bit numbers, and 16 of others.
+
+    Of narrow ones that are read one by one 16 bytes too, but a number where all read the same row.
+    """
+    rows, contiguous = _loaded(block_m, block_n, num_warps, width, access)
+    if contiguous == 1 and width < NUMBER_BYTES:
+        return 1 if width == 2 and rows == 1 else ACCESS_BYTES // width
+    return 2 if width == 2 else 4
 
 
 def mma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
@@ -115,13 +169,13 @@ def mma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
     width: of the operands, which decides what one access takes.
     """
     layout = _stacked if block_m >= head_dim_v else _abreast
-    common = layout(block_m, head_dim_v, num_warps, NUMBER_BYTES)
+    common = layout(block_m, head_dim_v, num_warps, NUMBER_BYTES, ACCESS_BYTES)
     return block_m * head_dim_v * NUMBER_BYTES // max(1, common // (2 if width == 2 else 4))
 
 
 def wgmma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
     """The same for wgmma."""
-    common = _stacked(block_m, head_dim_v, num_warps, NUMBER_BYTES)
+    common = _stacked(block_m, head_dim_v, num_warps, NUMBER_BYTES, ACCESS_BYTES)
     return block_m * head_dim_v * NUMBER_BYTES // max(1, common // (2 if width == 2 else 4))
 
 
@@ -132,7 +186,16 @@ def tcgen05_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> 
 
 def fma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
     """The same for fp32 matmuls."""
-    return fma_conversion(block_m, head_dim_v, num_warps, width)
+    return fma_conversion(block_m, head_dim_v, num_warps, width, ACCESS_BYTES)
+
+
+def mma_accumulator(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int:
+    """Bytes of the fp32 accumulator's change between loops; none where their layouts agree.
+
+    They differ where there are more warps than rows for them, and few columns of scores.
+    """
+    differ = head_dim_v <= block_m < MMA_ROWS * num_warps and 4 * block_n <= block_m
+    return block_m * head_dim_v if differ else 0
 
 
 def compared_ids(block_m: int, block_n: int, num_warps: int) -> int:
@@ -208,11 +271,14 @@ FUNCTIONS: Mapping[str, Callable[..., int]] = {
         mma_conversion,
         wgmma_conversion,
         tcgen05_conversion,
+        one_access,
+        one_access_of_rows,
         fma_conversion,
         mma_state,
         wgmma_state,
         tcgen05_state,
         fma_state,
+        mma_accumulator,
         compared_ids,
         mma_rows,
         tcgen05_rows,

@@ -38,8 +38,8 @@ def test_a_function_says_what_sympy_says(formula: sp.Expr) -> None:
 
 
 def test_functions_of_scratch_are_called() -> None:
-    call = scratch.call(scratch.wgmma_conversion, BLOCK_M, BLOCK_N, NUM_STAGES, 2)
-    expected = 5 + scratch.wgmma_conversion(64, 48, 2, 2)
+    call = scratch.call(scratch.wgmma_conversion, BLOCK_M, BLOCK_N, NUM_STAGES, 2, 16)
+    expected = 5 + scratch.wgmma_conversion(64, 48, 2, 2, 16)
     assert function(SYMBOLS, call + 5)(*NUMBERS.values()) == expected
 
 
