@@ -447,7 +447,9 @@ class _Allocation:
 
     def placed_last(self, small: sp.Expr, resident: list[sp.Expr], read: list[sp.Expr]) -> sp.Expr:
         """Small tiles and barriers, with the gap behind them."""
-        if self.triton is None or self.unit not in ASYNCHRONOUS or small == 0 or not resident:
+        if self.triton is None or self.unit not in ASYNCHRONOUS or small == 0:
+            return small
+        if not resident or not read:
             return small
         return scratch.call(scratch.with_gap, small, minimum(*resident), maximum(*read))
 
