@@ -135,7 +135,7 @@ def _compile_anew(module: ModuleType, problem: Problem) -> int:
             anew = _load(path)
             made = compile_schedule(problem, plan, anew, schedule, aligned=True)
             if hasattr(anew, "document_keys"):  # which the module launches before it
-                given = {"BLOCK_M": 64, "num_warps": 4}
+                given = {"BLOCK_M": 64, "num_warps": 8}
                 pointers = pointer_types(problem)
                 compile_ahead(anew, "document_keys", pointers, given, 1, problem.target)
         needs = sm90.smem_bytes(schedule, problem)

@@ -34,6 +34,12 @@ class Row:
 SHORT, LONG = (0, 2048), (2048, 2**30)
 PLAIN: tuple[Row, ...] = (
     Row(64, (schedule(3, 128, 4, "dynamic", direct_out=True),), lengths=LONG),
+    Row(
+        64,
+        (schedule(3, 128, 4, "dynamic", direct_out=True, group_mb=64),),
+        causal=True,
+        lengths=(8192, 8192),
+    ),
     Row(64, (shared("dynamic", 32),)),
     Row(64, (shared("dynamic", 4),), lengths=SHORT),
     Row(

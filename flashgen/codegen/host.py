@@ -114,7 +114,8 @@ _IN_MODULE = frozenset(
     "beside_threads where_in_order "
     "register_column store_lse taken tanh_of thread_column up_to walk walk_again "
     "late swap_in_quads swap_operands in_sixteen_bytes store_directly "
-    "consumer document_keys same_ids head_in_tile head_of is_head position_of queries_of query_map "
+    "consumer document_keys larger smaller same_ids "
+    "head_in_tile head_of is_head position_of queries_of query_map "
     "ARGUMENTS check_arguments kv_splits kernel options inputs q k v out lse sink kv_lens "
     "q_len kv_len q_max kv_max out_dtype".split()
 )

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language
 
 from flashgen.emulator.machine import Machine
 from flashgen.emulator.memory import Memory
-from flashgen.emulator.ptx import LANES, run_ptx
+from flashgen.emulator.ptx import LANES, PtxError, run_ptx
 from flashgen.emulator.shared import SharedMemory
 from flashgen.emulator.values import (
     PointerType,
@@ -162,16 +162,34 @@ def _reduce(value: Value, axis: Any, combine: Callable[[Value, Value], Value]) -
 
 
 @cache
-def _places(layout: language.DistributedLinearLayout, shape: torch.Size) -> torch.Tensor:
+def _places(layout: Any, shape: torch.Size) -> torch.Tensor:
     """[registers, warps, lanes]: the element, by its number, that each register of each thread
-    holds."""
-    bases = (layout.reg_bases, layout.lane_bases, layout.warp_bases)
-    registers, lanes, warps = (_combinations(tuple(map(tuple, each))) for each in bases)
+    holds. In a slice several threads hold the same one."""
+    registers, lanes, warps = map(_combinations, _bases(layout))
     places = registers[:, None, None] ^ warps[None, :, None] ^ lanes[None, None, :]
     number = torch.zeros(places.shape[:-1], dtype=torch.int64)
     for place, extent in zip(places.unbind(-1), shape, strict=True):
         number = number * extent + place
     return number
+
+
+def _bases(layout: Any) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Of registers, lanes and warps of a linear layout, or of slices of one."""
+    if not isinstance(layout, language.SliceLayout):
+        return tuple(
+            tuple(map(tuple, each))
+            for each in (layout.reg_bases, layout.lane_bases, layout.warp_bases)
+        )
+    dim = layout.dim
+    return tuple(
+        tuple((*base[:dim], *base[dim + 1 :]) for base in each) for each in _bases(layout.parent)
+    )
+
+
+def _is_linear(layout: Any) -> bool:
+    while isinstance(layout, language.SliceLayout):
+        layout = layout.parent
+    return isinstance(layout, language.DistributedLinearLayout)
 
 
 def _combinations(bases: tuple[tuple[int, ...], ...]) -> torch.Tensor:
@@ -241,9 +259,8 @@ def _threads_of(values: Sequence[Value], shape: torch.Size) -> torch.Tensor | No
     if not shape:
         return None
     for value in values:
-        layout = value.layout
-        if value.data.shape == shape and isinstance(layout, language.DistributedLinearLayout):
-            return _places(layout, shape)
+        if value.data.shape == shape and _is_linear(value.layout):
+            return _places(value.layout, shape)
     raise TypeError("inline PTX needs one operand in a linear layout")
 
 
@@ -273,8 +290,14 @@ def _from_threads(
     if threads is None:
         return Value(numbers[0, 0, 0])
     result = torch.empty(shape, dtype=wanted).put_(threads, numbers)
+    if threads.numel() > result.numel() and not _same(result.take(threads), numbers):
+        raise PtxError("threads that hold the same element have different results for it")
     layout = next(v.layout for v in values if v.data.shape == shape and v.layout is not None)
     return Value(result, layout)
+
+
+def _same(numbers: torch.Tensor, others: torch.Tensor) -> bool:
+    return torch.allclose(numbers, others, rtol=0, atol=0, equal_nan=True)
 
 
 _FUNCTIONS: dict[str, Any] = {

@@ -61,6 +61,11 @@ class _Helper:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self._function[grid]
 
+    @property
+    def fn(self) -> Any:
+        """What the interpreter calls where it combines the elements of a scan."""
+        return self._function.fn
+
     def __call__(self, *args: Any) -> Any:
         if not any(isinstance(arg, Value) for arg in args):
             return self._function(*args)

@@ -158,6 +158,25 @@ def test_ids_are_compared_elsewhere(name: str, tmp_path: Path) -> None:
     assert not found.ok
 
 
+@pytest.mark.parametrize(
+    ("spec", "lengths_and_ids"),
+    [
+        (CAUSAL, [(4096, 5), (40, 4), (70, 5)]),
+        (BOTH_WAYS.replace(align="top_left"), [(70, 5), (40, 6), (4096, 5)]),
+    ],
+    ids=["before", "after"],
+)
+def test_many_keys_of_a_document_lie_apart(
+    spec: AttentionSpec, lengths_and_ids: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """The rows are of two documents, one of which has 4,096 keys elsewhere: 2^12, which a sum of
+    powers of two in 32 bits would take for none."""
+    ids = runs(*lengths_and_ids).int()
+    sizes = Sizes(100, len(ids), q_heads=1)
+    found = compared(tmp_path, spec, SMALL, sizes, spoil=having(ids))
+    assert found.ok, found
+
+
 @pytest.mark.parametrize("name", ["off tile edges", "random"])
 @pytest.mark.parametrize("dtype", ["int64", "fp32", "fp16"])
 def test_ids_of_any_format(dtype: str, name: str, tmp_path: Path) -> None:

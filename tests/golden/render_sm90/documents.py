@@ -265,6 +265,16 @@ def attention_fwd(
     tl.store(lse_base + rows, lse, mask=row_first + rows < q_len)
 
 
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b)
+
+
 @triton.jit(do_not_specialize=range(7))
 def document_keys(
     next_tile_ptr,
@@ -301,57 +311,89 @@ def document_keys(
     stop_key = tl.maximum(tl.minimum(q_last + 1, kv_len), 0)
     stop_key = tl.where(q_last >= 0, stop_key, 0)
 
-    # Rows with a key of their own, and which of them are of one document. A NaN equals nothing.
+    # Rows with a key of their own, and where a document begins and ends among these. A NaN equals nothing.
     id_exists = row_exists & (q_idx >= 0)
     has_key = id_exists & (q_idx < kv_len)
-    q_from = tl.min(tl.where(has_key, q_idx, kv_len))
-    q_to = tl.max(tl.where(has_key, q_idx, -1))
-    near_idx = q_from + tl.arange(0, BLOCK_M)[None, :]
-    near_exists = near_idx <= q_to
-    near_ids = tl.load(
-        doc_ptr + b * stride_doc_0 + near_idx * stride_doc_1,
-        mask=near_exists,
+    own_idx, own_exists = q_idx, has_key
+    own_ids = tl.load(doc_ptr + b * stride_doc_0 + own_idx * stride_doc_1, mask=own_exists, other=0)
+    last_idx = q_idx - 1
+    last_exists = has_key & (rows[:, None] > 0) & (last_idx >= 0)
+    last_ids = tl.load(
+        doc_ptr + b * stride_doc_0 + last_idx * stride_doc_1,
+        mask=last_exists,
         other=0,
     )
-    both = has_key & near_exists
-    same = both & (doc_at_q == near_ids)
-    own_first = tl.min(tl.where(same, near_idx, kv_len), 1)[:, None]
-    own_last = tl.max(tl.where(same, near_idx, -1), 1)[:, None]
-    num_changes = tl.sum((both & (near_idx == q_idx + 1) & ~same).to(tl.int32))
-    num_descents = tl.sum((both & (near_idx > q_idx) & (doc_at_q > near_ids)).to(tl.int32))
-    num_odd = tl.sum((id_exists & (~has_key | (own_first == kv_len))).to(tl.int32))
+    next_idx = q_idx + 1
+    next_exists = has_key & (rows[:, None] < row_last - row_first) & (next_idx < kv_len)
+    next_ids = tl.load(
+        doc_ptr + b * stride_doc_0 + next_idx * stride_doc_1,
+        mask=next_exists,
+        other=0,
+    )
+    q_from = tl.min(tl.where(has_key, q_idx, kv_len))
+    q_to = tl.max(tl.where(has_key, q_idx, -1))
+    num_odd = tl.sum((id_exists & ~(has_key & (doc_at_q == own_ids))).to(tl.int32))
+    begins = has_key & ~(last_exists & (last_ids == own_ids))
+    ends = has_key & ~(next_exists & (next_ids == own_ids))
+    own_first = tl.associative_scan(tl.where(begins, q_idx, -1), 0, larger)
+    own_last = tl.associative_scan(tl.where(ends, q_idx, kv_len), 0, smaller, reverse=True)
+    first_id = tl.sum(tl.where(q_idx == q_from, own_ids, 0))
+    last_id = tl.sum(tl.where(q_idx == q_to, own_ids, 0))
 
-    # Keys whose doc can equal a row's: first and last hit, and whether all between belong to these
-    # documents, before the rows to the first one and after them to the last.
-    two_ids = (num_changes <= 1) & (num_odd == 0) & (q_from <= q_to)
-    first_id = tl.sum(tl.where(has_key & (q_idx == q_from), doc_at_q, 0))
-    last_id = tl.sum(tl.where(has_key & (q_idx == q_to), doc_at_q, 0))
-    lowest_id = tl.min(tl.where(id_exists, doc_at_q, 2147483647))
-    highest_id = tl.max(tl.where(id_exists, doc_at_q, -2147483648))
+    # Where doc grows along the rows, their documents lie side by side if those of the first row's go on
+    # from there to the left, and no others of theirs are there.
     scan_first = tl.minimum(first_key, q_from)
     scan_stop = tl.maximum(stop_key, q_to + 1)
-    first_hits = tl.full([1024], kv_len, tl.int32)
-    last_hits = tl.full([1024], -1, tl.int32)
-    num_good = tl.zeros([1024], tl.int32)
-    for start in tl.range(scan_first, scan_stop, 1024, loop_unroll_factor=4):  # loads together
-        scan_idx = start + tl.arange(0, 1024)
-        scan_exists = scan_idx < scan_stop
+    in_order = (num_odd == 0) & (q_from <= q_to)
+    in_order &= tl.sum((last_exists & ~(last_ids <= own_ids)).to(tl.int32)) == 0
+    first_hits = tl.full([2048], kv_len, tl.int32)
+    num_hits = tl.zeros([2048], tl.int32)
+    stop_beside = tl.minimum(scan_stop, q_from)
+    for start in tl.range(scan_first, stop_beside, 2048, loop_unroll_factor=4):  # loads together
+        scan_idx = start + tl.arange(0, 2048)
+        scan_exists = scan_idx < stop_beside
         ids = tl.load(
             doc_ptr + b * stride_doc_0 + scan_idx * stride_doc_1,
             mask=scan_exists,
             other=0,
         )
-        is_first, is_last = ids == first_id, ids == last_id
-        between = (ids >= lowest_id) & (ids <= highest_id)
-        hit = scan_exists & tl.where(two_ids, is_first | is_last, between)
-        good = hit & (is_first | (scan_idx >= q_from)) & (is_last | (scan_idx <= q_to))
-        first_hits = tl.where(hit, tl.minimum(first_hits, scan_idx), first_hits)
-        last_hits = tl.where(hit, scan_idx, last_hits)
-        num_good += good.to(tl.int32)
-    first_hit = tl.min(first_hits)
-    last_hit = tl.max(last_hits)
-    is_whole = tl.sum(num_good) == last_hit + 1 - first_hit
-    in_order = is_whole & (two_ids | (num_descents == 0)) & (num_odd == 0)
+        hit = scan_exists & (ids == first_id)
+        reach = tl.where(scan_exists & (ids > first_id) & (ids <= last_id), -1, kv_len)
+        first_hits = tl.minimum(first_hits, tl.where(hit, scan_idx, reach))
+        num_hits += hit.to(tl.int32)
+    first_hit = tl.minimum(tl.min(first_hits), q_from)
+    in_order &= tl.sum(num_hits) == q_from - first_hit
+    last_hit = q_to
+
+    # Elsewhere, keys whose doc can equal a row's: first and last hit, and whether all between belong to
+    # these documents, before the rows to the first one and after them to the last.
+    if not in_order:
+        grows = tl.sum((last_exists & (last_ids > own_ids)).to(tl.int32)) == 0
+        two_ids = (tl.sum(begins.to(tl.int32)) <= 2) & (num_odd == 0) & (q_from <= q_to)
+        lowest_id = tl.min(tl.where(id_exists, doc_at_q, 2147483647))
+        highest_id = tl.max(tl.where(id_exists, doc_at_q, -2147483648))
+        first_hits = tl.full([2048], kv_len, tl.int32)
+        last_hits = tl.full([2048], -1, tl.int32)
+        num_good = tl.zeros([2048], tl.int32)
+        for start in range(scan_first, scan_stop, 2048):
+            scan_idx = start + tl.arange(0, 2048)
+            scan_exists = scan_idx < scan_stop
+            ids = tl.load(
+                doc_ptr + b * stride_doc_0 + scan_idx * stride_doc_1,
+                mask=scan_exists,
+                other=0,
+            )
+            is_first, is_last = ids == first_id, ids == last_id
+            between = (ids >= lowest_id) & (ids <= highest_id)
+            hit = scan_exists & tl.where(two_ids, is_first | is_last, between)
+            good = hit & (is_first | (scan_idx >= q_from)) & (is_last | (scan_idx <= q_to))
+            first_hits = tl.where(hit, tl.minimum(first_hits, scan_idx), first_hits)
+            last_hits = tl.where(hit, scan_idx, last_hits)
+            num_good += good.to(tl.int32)
+        first_hit = tl.min(first_hits)
+        last_hit = tl.max(last_hits)
+        is_whole = tl.sum(num_good) == last_hit + 1 - first_hit
+        in_order = is_whole & (two_ids | grows) & (num_odd == 0)
     first_key = tl.maximum(first_key, first_hit)
     stop_key = tl.minimum(stop_key, last_hit + 1)
     own_first = tl.where(own_first == q_from, first_hit, own_first)
@@ -484,7 +526,16 @@ def register_column(VIEW: gl.constexpr, WIDTH: gl.constexpr):
 @gluon.jit
 def thread_column(VIEW: gl.constexpr):
     PAIRS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, VIEW)))
-    return 2 * gl.arange(0, 4, PAIRS)[None, None, :, None]
+    # Asked for where it is needed: the compiler would keep it from before the roles part, and spill it.
+    place = gl.inline_asm_elementwise(
+        "mov.u32 $0, %laneid; and.b32 $0, $0, 3;",
+        "=r,r",
+        [gl.arange(0, 4, PAIRS)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    return 2 * place[None, None, :, None]
 
 
 @gluon.jit
@@ -1679,7 +1730,7 @@ def run(kernel, options, q, k, v, doc, out, lse):
                 keys,
                 q_len, kv_len,
                 BLOCK_M=64,
-                num_warps=4,
+                num_warps=8,
             )
             kernel[(programs,)](
                 tensor_map(q, 64, 128),
