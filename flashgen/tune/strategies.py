@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Known = Mapping[Schedule, Measurement]
 SAMPLERS = ("model", "tpe", "random")
 FAILED_FACTOR = 2.0  # what has no time counts as this many times the slowest
-# Times `ModelOrder.tilt`: a model may well be wrong by a factor for all of a family.
-FAMILY_TILT = 5.0
+# Times `ModelOrder.tilt`: a model may well be wrong by a factor of 3 for all of a family.
+FAMILY_TILT = 8.0
 TPE_ASKED = 24  # proposals of TPE for one order; the rest follows at random. One costs 15 ms
 
 
