@@ -8,7 +8,7 @@ flashgen.bench.model_check` holds both against the compiler; `benchmarks/compile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import metadata
@@ -267,6 +267,7 @@ class _Allocation:
         resident = [tile for tile in self.operands if tile.level < deepest]
         kept = sp.Add(*(self.whole(tile) for tile in resident))
         between = [*self.late_conversions(has_ids=has_ids), self.between_loops()]
+        between += [*self.state_returns(), *self.probs_beside_state()]
         needs = [self.epilogue(), *(kept + each for each in between)]
         for op in self.graph.of_kind(ops.Matmul):
             inputs = self.graph.inputs(op)
@@ -277,7 +278,7 @@ class _Allocation:
             if takes_probs:
                 need += self.exchange() + self.row_factor()
             else:  # an fp32 kernel loads k, part by part, only after that
-                before = kept if self.unit == "fma" else need
+                before = kept if self.unit == "fma" and not self.state else need
                 needs += [before + each for each in self.early_conversions(converted)]
                 needs += [need + each for each in self.state_changes()]
             gap = ([tile.bytes for tile in tiles] for tiles in (resident, read))
@@ -366,8 +367,30 @@ class _Allocation:
             "tcgen05": scratch.tcgen05_state,
             "fma": scratch.fma_state,
         }
+        return [self.state_change(functions[self.unit])]
+
+    def state_returns(self) -> list[sp.Expr]:
+        """The same on its way back, when q is no longer needed."""
+        if self.triton is None or not self.state:
+            return []
+        if self.unit == "tcgen05":
+            tile = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
+            return [scratch.call(scratch.tcgen05_state_out, *tile)]
+        if self.unit not in ("mma", "wgmma"):
+            return []
+        functions = {"mma": scratch.mma_state_out, "wgmma": scratch.wgmma_state_out}
+        return [self.state_change(functions[self.unit])]
+
+    def probs_beside_state(self) -> list[sp.Expr]:
+        """Probs that flash1's warpgroups, side by side where rows are few, take from each other."""
+        if self.triton is None or not self.state or self.unit != "wgmma":
+            return []
         (width,) = {get_dtype(tile.dtype).bytes for tile in self.probs}
-        return [scratch.call(functions[self.unit], BLOCK_M, NUM_WARPS, width, HEAD_DIM_V_PADDED)]
+        return [scratch.call(scratch.wgmma_probs, BLOCK_M, BLOCK_N, NUM_WARPS, width)]
+
+    def state_change(self, function: Callable[..., int]) -> sp.Expr:
+        (width,) = {get_dtype(tile.dtype).bytes for tile in self.probs}
+        return scratch.call(function, BLOCK_M, NUM_WARPS, width, HEAD_DIM_V_PADDED)
 
     def row_statistics(self) -> sp.Expr:
         """Scratch of sums over rows, alive beside the tiles of the loop.
@@ -383,7 +406,7 @@ class _Allocation:
 
     def row_factor(self) -> sp.Expr:
         """Scratch of the factor that rescales a row of the output, beside probs (fma)."""
-        if self.triton is None or self.unit != "fma" or self.state:
+        if self.triton is None or self.unit != "fma":
             return sp.Integer(0)
         numbers = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
         return scratch.call(scratch.fma_factor, *numbers)

@@ -118,7 +118,9 @@ def fma_conversion(block_m: int, block_n: int, num_warps: int, width: int, acces
     """Bytes of the change to fp32 results."""
     loaded, _ = _loaded(block_m, block_n, num_warps, width, access)
     rows, abreast = _fma_layout(block_m, block_n, num_warps)
-    return block_m * block_n * width // _share(block_m, max(loaded, rows * num_warps // abreast))
+    common = _share(block_m, max(loaded, rows * num_warps // abreast))
+    common *= max(1, _fma_side(block_m, block_n, num_warps) // loaded)
+    return block_m * block_n * width // common
 
 
 def _loaded(block_m: int, block_n: int, num_warps: int, width: int, access: int) -> tuple[int, int]:
@@ -163,29 +165,70 @@ def _at_once(block_m: int, block_n: int, num_warps: int, width: int, access: int
     return 2 if width == 2 else 4
 
 
-def mma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
-    """Bytes of the change of flash1's fp32 accumulator from and to its workspace; approximate.
+# **** flash1's fp32 accumulator comes from its workspace and goes back ****
+#
+# It comes in threads that have as many columns as of an operand, each of `width` bytes, and goes in
+# those of 16 bytes. What both layouts number by registers is taken one after the other, but for
+# what a thread moves at once.
 
-    width: of the operands, which decides what one access takes.
-    """
-    layout = _stacked if block_m >= head_dim_v else _abreast
-    common = layout(block_m, head_dim_v, num_warps, NUMBER_BYTES, ACCESS_BYTES)
-    return block_m * head_dim_v * NUMBER_BYTES // max(1, common // (2 if width == 2 else 4))
+
+def mma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """Bytes of the accumulator's way in."""
+    return _state(
+        _stacked if block_m >= head_dim_v else _abreast, block_m, num_warps, width, head_dim_v
+    )
+
+
+def mma_state_out(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """Bytes of its way back."""
+    return mma_state(block_m, num_warps, NUMBER_BYTES, head_dim_v)
 
 
 def wgmma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
     """The same for wgmma."""
-    common = _stacked(block_m, head_dim_v, num_warps, NUMBER_BYTES, ACCESS_BYTES)
-    return block_m * head_dim_v * NUMBER_BYTES // max(1, common // (2 if width == 2 else 4))
+    return _state(_stacked, block_m, num_warps, width, head_dim_v)
+
+
+def wgmma_state_out(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
+    """The same for wgmma."""
+    return wgmma_state(block_m, num_warps, NUMBER_BYTES, head_dim_v)
+
+
+def _state(
+    layout: Callable[..., int], block_m: int, num_warps: int, width: int, head_dim_v: int
+) -> int:
+    access = ACCESS_BYTES * NUMBER_BYTES // width
+    common = layout(block_m, head_dim_v, num_warps, NUMBER_BYTES, access)
+    passes = common if width < NUMBER_BYTES else common // 4
+    return block_m * head_dim_v * NUMBER_BYTES // max(1, passes)
+
+
+def wgmma_probs(block_m: int, block_n: int, num_warps: int, width: int) -> int:
+    """Bytes of probs, and of an access of each thread, where there are more warps than rows for
+    them."""
+    if block_m >= MMA_ROWS * num_warps:
+        return 0
+    return block_m * block_n * width + ACCESS_BYTES * WARP_SIZE * num_warps
 
 
 def tcgen05_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
-    """The same for tcgen05."""
+    """The same for tcgen05; approximate."""
     return block_m * head_dim_v * NUMBER_BYTES // (8 if width == 2 else 1)
 
 
+def tcgen05_state_out(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> int:
+    """Bytes of its way back: all of it at once where a thread has few numbers of a result."""
+    few_scores = block_m * block_n < 32 * WARP_SIZE * num_warps
+    few_outputs = block_m == 64 and head_dim_v < 64
+    return block_m * head_dim_v * NUMBER_BYTES if few_scores or few_outputs else 0
+
+
 def fma_state(block_m: int, num_warps: int, width: int, head_dim_v: int) -> int:
-    """The same for fp32 matmuls."""
+    """The same for fp32 matmuls; none where a warp has the same rows on both sides."""
+    loaded, _ = _loaded(block_m, head_dim_v, num_warps, width, ACCESS_BYTES)
+    rows, abreast = _fma_layout(block_m, head_dim_v, num_warps)
+    if abreast == 1 and loaded == rows * num_warps:
+        return 0
     return fma_conversion(block_m, head_dim_v, num_warps, width, ACCESS_BYTES)
 
 
@@ -241,10 +284,15 @@ def fma_factor(block_m: int, block_n: int, num_warps: int, head_dim_v: int) -> i
 
 def _fma_layout(block_m: int, columns: int, num_warps: int) -> tuple[int, int]:
     """Rows of one warp, and warps abreast, of a result with so many columns."""
-    each = block_m * columns // (WARP_SIZE * num_warps)
-    side = 4 if each >= 16 else 2 if each >= 4 else 1
+    side = _fma_side(block_m, columns, num_warps)
     threads = min(WARP_SIZE, columns // side)
     return side * WARP_SIZE // threads, min(num_warps, max(1, columns // (side * threads)))
+
+
+def _fma_side(block_m: int, columns: int, num_warps: int) -> int:
+    """Rows, and columns, of the square of a result that a thread has."""
+    each = block_m * columns // (WARP_SIZE * num_warps)
+    return 4 if each >= 16 else 2 if each >= 4 else 1
 
 
 # **** barriers and gaps ****
@@ -275,8 +323,12 @@ FUNCTIONS: Mapping[str, Callable[..., int]] = {
         one_access_of_rows,
         fma_conversion,
         mma_state,
+        mma_state_out,
         wgmma_state,
+        wgmma_state_out,
+        wgmma_probs,
         tcgen05_state,
+        tcgen05_state_out,
         fma_state,
         mma_accumulator,
         compared_ids,
