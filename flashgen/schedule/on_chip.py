@@ -371,7 +371,7 @@ class _Allocation:
 
     def state_returns(self) -> list[sp.Expr]:
         """The same on its way back, when q is no longer needed."""
-        if self.triton is None or not self.state:
+        if self.triton is None or not self.state or not self.probs:  # a merge has no products
             return []
         if self.unit == "tcgen05":
             tile = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
@@ -383,7 +383,7 @@ class _Allocation:
 
     def probs_beside_state(self) -> list[sp.Expr]:
         """Probs that flash1's warpgroups, side by side where rows are few, take from each other."""
-        if self.triton is None or not self.state or self.unit != "wgmma":
+        if self.triton is None or not self.state or not self.probs or self.unit != "wgmma":
             return []
         (width,) = {get_dtype(tile.dtype).bytes for tile in self.probs}
         return [scratch.call(scratch.wgmma_probs, BLOCK_M, BLOCK_N, NUM_WARPS, width)]

@@ -11,7 +11,7 @@ spec
 
 schedules (lengths: kernel, tile, warps, stages, shared memory by the budget)
   q_len any, kv_len <= 64: single_tile flash1 64x64 4 warps 1 stages, 24576 B of 232448 B
-  q_len any, kv_len any: loop flash1 128x64 8 warps 1 stages, 65536 B of 232448 B
+  q_len any, kv_len any: loop flash1 128x64 8 warps 1 stages, 49152 B of 232448 B
 
 meanings
   Scores are softmax_scale * q.k, then the score changes in the order of the spec.
