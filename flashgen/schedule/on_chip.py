@@ -267,7 +267,7 @@ class _Allocation:
         resident = [tile for tile in self.operands if tile.level < deepest]
         kept = sp.Add(*(self.whole(tile) for tile in resident))
         between = [*self.late_conversions(has_ids=has_ids), self.between_loops()]
-        between += [*self.state_returns(), *self.probs_beside_state()]
+        between += self.state_returns()
         needs = [self.epilogue(), *(kept + each for each in between)]
         for op in self.graph.of_kind(ops.Matmul):
             inputs = self.graph.inputs(op)
@@ -373,24 +373,24 @@ class _Allocation:
         """The same on its way back, when q is no longer needed."""
         if self.triton is None or not self.state or not self.probs:  # a merge has no products
             return []
+        if self.unit == "mma":
+            return [self.state_change(scratch.mma_state_out)]
         if self.unit == "tcgen05":
             tile = (BLOCK_M, BLOCK_N, NUM_WARPS, HEAD_DIM_V_PADDED)
             return [scratch.call(scratch.tcgen05_state_out, *tile)]
-        if self.unit not in ("mma", "wgmma"):
-            return []
-        functions = {"mma": scratch.mma_state_out, "wgmma": scratch.wgmma_state_out}
-        return [self.state_change(functions[self.unit])]
-
-    def probs_beside_state(self) -> list[sp.Expr]:
-        """Probs that flash1's warpgroups, side by side where rows are few, take from each other."""
-        if self.triton is None or not self.state or not self.probs or self.unit != "wgmma":
-            return []
-        (width,) = {get_dtype(tile.dtype).bytes for tile in self.probs}
-        return [scratch.call(scratch.wgmma_probs, BLOCK_M, BLOCK_N, NUM_WARPS, width)]
+        if self.unit == "wgmma":  # warpgroups side by side take probs from each other, too
+            probs = scratch.call(scratch.wgmma_probs, BLOCK_M, BLOCK_N, NUM_WARPS, self.probs_width)
+            return [self.state_change(scratch.wgmma_state_out), probs]
+        return []
 
     def state_change(self, function: Callable[..., int]) -> sp.Expr:
+        return scratch.call(function, BLOCK_M, NUM_WARPS, self.probs_width, HEAD_DIM_V_PADDED)
+
+    @property
+    def probs_width(self) -> int:
+        """Bytes of an element of probs."""
         (width,) = {get_dtype(tile.dtype).bytes for tile in self.probs}
-        return scratch.call(function, BLOCK_M, NUM_WARPS, width, HEAD_DIM_V_PADDED)
+        return width
 
     def row_statistics(self) -> sp.Expr:
         """Scratch of sums over rows, alive beside the tiles of the loop.
@@ -472,7 +472,7 @@ class _Allocation:
         """Small tiles and barriers, with the gap behind them."""
         if self.triton is None or self.unit not in ASYNCHRONOUS or small == 0:
             return small
-        if not resident or not read:
+        if not resident or not read:  # nothing that a gap could be between
             return small
         return scratch.call(scratch.with_gap, small, minimum(*resident), maximum(*read))
 

@@ -154,7 +154,8 @@ def compile_job(job: Job) -> Compiled:
             seconds=_since(start),
         )
     except CompileError as error:
-        return Compiled(error=" ".join(str(error).split())[:300], seconds=_since(start))
+        what, _, _ = str(error).partition("\n  hint:")  # which names a file of this machine
+        return Compiled(error=" ".join(what.split())[:300], seconds=_since(start))
     return Compiled(
         found.smem_bytes,
         found.tmem_columns,
